@@ -104,6 +104,14 @@ def test_holes_are_removed_samples_those_that_hang_and_those_of_known_content() 
     assert assembly.with_sample(1, "other").fields["image"] == Compute()
     assert assembly.with_sample(3, f"{4:032x}").hole == BROKEN
     assert assembly.with_sample(1, f"{2:032x}", "it hangs").hole == "it hangs"
+    guesses = [
+        replace(stored, content=stored.content + np.array([0, more], np.uint64))
+        for more, stored in ((10, changed("mask", 1, 1, 77, 0)), (20, changed("mask", 1, 1, 50, 0)))
+    ]
+    assembly = assemble(RECIPE, replace(rows, others=guesses).without(("version", "mask"), 77 // 4))
+    for number, mask in ((2, Take(1, 0)), (12, Compute()), (22, Take(1, 49))):
+        fields = assembly.with_sample(1, f"{number:032x}").fields
+        assert fields == {"image": Take(0, 0), "mask": mask}
     assert assemble(RECIPE, failed(1)).hole_at(1)["image"] == Take(0, 0)
 
 

@@ -219,20 +219,27 @@ def test_rows_of_a_copy_are_found_by_contents_that_versions_of_other_ops_know(
     assert (last.rows_reused, CALLS) == (30, [])
 
 
-def test_a_copy_takes_rows_of_the_version_whose_files_have_its_times(
-    source: Path, tmp_path: Path
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_copy_takes_rows_of_whichever_content_of_its_keys_its_files_have(
+    is_hidden: bool, source: Path, tmp_path: Path
 ) -> None:
-    """Though a later one has other contents of the same names and sizes."""
-    photos = sorted(source.rglob("0*.jpg"))[:3]
-    build(source, tmp_path / "store")
+    """Though a later version has others of the same sizes, and even of the same times."""
+    store, photos = tmp_path / "store", sorted(source.rglob("0*.jpg"))[:3]
+    build(source, store)
     shutil.copytree(source, tmp_path / "copy")
     datas = [photo.read_bytes() for photo in photos]
     for photo, data in zip(photos, datas[1:] + datas[:1], strict=True):
         photo.write_bytes(data)
-    build(source, tmp_path / "store")
+        if is_hidden:
+            os.utime(photo, (LONG_AGO, LONG_AGO))
+    build(source, store)
+    (tmp_path / "copy" / photos[0].relative_to(source)).write_bytes(padded(900))
+    plan = precache.plan(tmp_path / "copy", store, LARGE, address="serial", timing=False)
+    assert (plan.rows_computed, plan.rows_compared) == (30, 30)
     CALLS.clear()
-    build(tmp_path / "copy", tmp_path / "store")
-    assert CALLS == []
+    result = build(tmp_path / "copy", store)
+    assert (result.rows_reused, len(CALLS)) == (29, 1)
+    assert_as_if_built_anew(result, tmp_path / "copy")
 
 
 def test_a_short_or_missing_object_is_made_anew(kept: Kept) -> None:

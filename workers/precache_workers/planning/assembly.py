@@ -167,21 +167,21 @@ class Assembly:
             Part of the sample -> its content; None if they are as the content is.
         """
         places = range(place, place + 1)
-        unchanged = content != "" and content == self.rows.contents[place]
-        stored_hole = self.rows.holes.get(place) if unchanged else None
+        guesses = (self.rows, *self.rows.others)
+        same = next((rows for rows in guesses if content and content == rows.contents[place]), None)
+        stored_hole = same.holes.get(place) if same else None
         if hole or stored_hole:
-            return Run(places, self.hole_at(place), hole or stored_hole, reuses=unchanged)
-        same = dict.fromkeys(self.rows.fields, unchanged)
-        if parts is not None and self.rows.parts:
-            stored = self.rows.parts_of_rows[place]
-            for name, starts in self.rows.starts.items():
-                same[name] = all(parts[start] == stored[start] for start in starts)
-        actions: dict[str, Action] = {}
-        for name, held in self.rows.fields.items():
-            array, row, is_hole = held[place].tolist()
-            actions[name] = Compute()
-            if same[name] and array >= 0 and not is_hole:
-                part = part_left(self.recipe.fields[name], self.rows.arrays[array])
+            return Run(places, self.hole_at(place), hole or stored_hole, reuses=same is not None)
+        actions: dict[str, Action] = dict.fromkeys(self.rows.fields, Compute())
+        for rows, name in itertools.product(reversed(guesses), actions):
+            if parts is None or not rows.parts:
+                alike = rows is same
+            else:
+                stored = rows.parts_of_rows[place]
+                alike = all(parts[start] == stored[start] for start in rows.starts[name])
+            array, row, is_hole = rows.fields[name][place].tolist()
+            if alike and array >= 0 and not is_hole:
+                part = part_left(self.recipe.fields[name], rows.arrays[array])
                 actions[name] = Take(array, row - place, part)
         computes = [isinstance(action, Compute) for action in actions.values()]
         return Run(places, actions, reuses=not all(computes), fetches=any(computes))
@@ -302,7 +302,8 @@ def taken_rows(rows: StoredRows) -> dict[ObjectId, tuple[StoredArray, np.ndarray
     """Return the objects that rows may be taken of: the array of each, and its rows, sorted, by
     their numbers in the object; holes are left out."""
     taken: dict[ObjectId, tuple[StoredArray, np.ndarray]] = {}
-    for held in rows.fields.values():
+    every = [held for some in (rows, *rows.others) for held in some.fields.values()]
+    for held in every:
         for number in np.unique(held[has_row(held), 0]).tolist():
             array = rows.arrays[number]
             own = held[has_row(held) & (held[:, 0] == number), 1]

@@ -5,8 +5,9 @@ the content of the sample of each row, and of each part from which a field start
 array the digest of the ops that made it. So a row of a field may come from any version that has the
 same content of the part under the first of the field's ops, under whatever key and in whatever row;
 where one of these ops is random, the key has to be the same, too. The content of a listed sample is
-known if a version has its source, key, size and time or etag. Of another sample the catalogue has a
-guess, by its key, or its size with its name or time, and the task that fetches it finds out.
+known if a version has its source, key, size and time or etag. Of another sample the catalogue has
+guesses: the contents of its key, else one of its size with its name or time. The task that fetches
+it finds out which it is.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class StoredRows:
         Labels of rows that came with their samples, -1 for none; None if others are known.
     parts, starts
         Part of samples -> its contents, by row, as `content`; field -> parts that decide it.
+    others
+        What is stored of other contents that a sample may have, where the first one is a guess.
     """
 
     arrays: Sequence[StoredArray]
@@ -128,6 +131,7 @@ class StoredRows:
     labels: np.ndarray | None = None
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)
     starts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    others: Sequence[StoredRows] = ()
 
     @classmethod
     def empty(cls, fields: Collection[str], rows: int) -> StoredRows:
@@ -147,6 +151,7 @@ class StoredRows:
             holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
             labels=None if self.labels is None else self.labels[part],
             parts={start: content[part] for start, content in self.parts.items()},
+            others=[other.shard(rows) for other in self.others if other.content[part].any()],
         )
 
     def without(self, place: tuple[str, str], shard: int) -> StoredRows:
@@ -158,7 +163,8 @@ class StoredRows:
                 gone = (held[:, 0] == number) & (held[:, 1] >= rows.start)
                 gone &= held[:, 1] < rows.stop
                 fields[name] = np.where(gone[:, np.newaxis], np.int32(-1), held)
-        return replace(self, fields=fields)
+        others = [other.without(place, shard) for other in self.others]
+        return replace(self, fields=fields, others=others)
 
     @functools.cached_property
     def contents(self) -> list[str]:
@@ -179,7 +185,9 @@ class StoredRows:
     @functools.cached_property
     def has_rows(self) -> np.ndarray:
         """Rows of which some field is stored: (rows,) bool."""
-        return np.asarray(np.logical_or.reduce([has_row(held) for held in self.fields.values()]))
+        stored = [has_row(held) for held in self.fields.values()]
+        stored += [other.has_rows for other in self.others]
+        return np.asarray(np.logical_or.reduce(stored))
 
     @functools.cached_property
     def used(self) -> list[StoredArray]:
@@ -284,29 +292,27 @@ class StoredSamples:
             of[starts[0]] if len(starts) == 1 else np.hstack([of[start] for start in starts])
             for of in (self.parts, parts)
         )
-        found, wanted = np.full(len(content), -1), _is_known(content)
+        found, left = np.full(len(content), -1), np.flatnonzero(_is_known(content))
 
         def take(rows: np.ndarray) -> None:
-            same = wanted & (found < 0) & (rows >= 0)
-            same[same] = (own[rows[same]] == content[same]).all(1)
+            nonlocal left
+            same = rows >= 0
+            same[same] = (own[rows[same]] == content[left[same]]).all(1)
             same[same] = usable[rows[same]]
-            found[same] = rows[same]
+            found[left[same]] = rows[same]
+            left = left[~same]
 
         if same_keys:
-            take(self.rows)
+            take(self.rows[left])
             return found
-        places = np.arange(len(content))
-        take(np.where(places < len(self.table), places, -1))
-        take(self.rows)
-        left = np.flatnonzero(wanted & (found < 0))
+        take(np.where(left < len(self.table), left, -1))
+        take(self.rows[left])
         if len(left):
             # A content of which only the first half is found is taken for unknown.
             ordered = np.flatnonzero(usable & _is_known(own))
             ordered = ordered[np.argsort(own[ordered, 0], kind="stable")]
             at = np.searchsorted(own[ordered, 0], content[left, 0])
-            rows = np.full(len(content), -1)
-            rows[left] = np.append(ordered, -1)[at]
-            take(rows)
+            take(np.append(ordered, -1)[at])
         return found
 
 
@@ -330,6 +336,8 @@ class Catalogue:
         Samples that failed are not known to fail.
     lost
         Places of arrays, and shards, that are not what they were: no rows are taken of these.
+    same_keys
+        Rows are looked up by the keys of samples alone, as contents are guessed by these.
     """
 
     spec: VersionSpec
@@ -337,6 +345,7 @@ class Catalogue:
     listed: StoredRows
     retries: bool = False
     lost: Collection[tuple[tuple[str, str], int]] = ()
+    same_keys: bool = False
 
     @classmethod
     def empty(cls, spec: VersionSpec) -> Catalogue:
@@ -426,6 +435,10 @@ class Catalogue:
         return holes
 
     @functools.cached_property
+    def _others(self) -> list[Catalogue]:
+        return [replace(self, listed=other, same_keys=True) for other in self.listed.others]
+
+    @functools.cached_property
     def _found(self) -> dict[tuple[object, ...], np.ndarray]:
         return {}
 
@@ -498,12 +511,14 @@ class Catalogue:
             known=known,
             holes=holes,
             starts={n: [*starts_of(n, f)] for n, f in declared.items()},
+            others=[other.find(rows_per_shard, shapes) for other in self._others],
         )
 
     def _rows_for(self, name: str, number: int, array: StoredArray) -> np.ndarray:
         """Find the rows of a version for a field: (listed,) int64, -1 for none."""
         declared = self.spec.recipe.fields[name]
-        same_keys = any(op.is_random for op in declared.ops[: array.applied])
+        is_random = any(op.is_random for op in declared.ops[: array.applied])
+        same_keys = is_random or self.same_keys
         starts = (*starts_of(name, declared),)
         key = number, starts, same_keys, array.place if self.lost else None
         if key not in self._found:
@@ -581,6 +596,10 @@ def _samples(
             yield samples
 
 
+MOST_GUESSES = 4
+"""Contents that a sample may have, at most: each costs as much memory as the first."""
+
+
 def _contents(
     spec: VersionSpec, versions: Sequence[StoredSamples], pinned: str | None, with_labels: bool
 ) -> StoredRows:
@@ -588,7 +607,7 @@ def _contents(
     labels that came with samples."""
     table = spec.table
     content = np.zeros((len(table), 2), np.uint64)
-    known, guessed = (np.zeros(len(table), np.bool_) for _ in range(2))
+    known = np.zeros(len(table), np.bool_)
     labels = np.full(len(table), -1, np.int64) if with_labels else None
     for samples in versions:
         of_keys = samples.at_keys(samples.content, 0)
@@ -604,26 +623,48 @@ def _contents(
         if labels is not None:
             labels[same] = samples.at_keys(np.asarray(samples.version.labels), -1)[same]
     by_source = sorted(versions, key=lambda samples: samples.table.source != table.source)
-    for as_copied, samples in itertools.product((True, False), by_source):
-        of_keys = samples.at_keys(samples.content, 0)
-        new = _is_known(of_keys) & ~known & ~guessed & ~table.is_removed
-        if as_copied:  # with their times, as copies of a folder are
-            new &= samples.at_keys(samples.table.sizes, -1) == table.sizes
-            new &= (samples.at_keys(samples.table.mtimes, -1) == table.mtimes) & (table.mtimes > 0)
-        content[new], guessed[new] = of_keys[new], True
-    parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
-    for is_guess, samples in itertools.product((False, True), by_source):
-        alike = samples.at_keys(samples.content, 0) == content
-        for start in parts.keys() & samples.parts.keys():
-            of_keys = samples.at_keys(samples.parts[start], 0)
-            new = ~table.is_removed if is_guess else (known | guessed) & alike.all(1)
-            new &= _is_known(of_keys) & ~_is_known(parts[start])
-            parts[start][new] = of_keys[new]
-            known[new] &= not is_guess
-    new = np.flatnonzero(~known & ~guessed & ~table.is_removed & (table.sizes >= 0))
+    contents = [content]
+    for samples in by_source:
+        rows = np.flatnonzero(~known & ~table.is_removed & (samples.rows >= 0))
+        own = samples.content[samples.rows[rows]]
+        other = _is_known(own)
+        for guesses in contents:
+            rows, own = rows[other], own[other]
+            blank = ~_is_known(guesses[rows])
+            guesses[rows[blank]] = own[blank]
+            other = (guesses[rows] != own).any(1)
+        if other.any() and len(contents) < MOST_GUESSES:
+            contents.append(np.zeros_like(content))
+            contents[-1][rows[other]] = own[other]
+    parts, *parts_of_others = (_parts(spec, by_source, guesses, known) for guesses in contents)
+    new = np.flatnonzero(~_is_known(content) & ~table.is_removed & (table.sizes >= 0))
     if len(new):
         _guess_moved_or_copied(table, by_source, content, parts, new)
-    return StoredRows((), {}, content, known, {}, labels, parts)
+    others = [
+        StoredRows((), {}, guesses, np.zeros_like(known), {}, parts=of_parts)
+        for guesses, of_parts in zip(contents[1:], parts_of_others, strict=True)
+    ]
+    return StoredRows((), {}, content, known, {}, labels, parts, others=others)
+
+
+def _parts(
+    spec: VersionSpec, versions: Sequence[StoredSamples], content: np.ndarray, known: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the contents of parts of samples that have these contents; where a part is a guess,
+    the sample is `known` no more."""
+    parts = {start: np.zeros_like(content) for start in all_starts(spec.recipe)}
+    for is_guess, samples in itertools.product((False, True), versions):
+        for start in parts.keys() & samples.parts.keys():
+            blank = _is_known(content) & ~_is_known(parts[start])
+            rows = np.flatnonzero(blank & (samples.rows >= 0))
+            if not is_guess:
+                alike = (samples.content[samples.rows[rows]] == content[rows]).all(1)
+                rows = rows[alike]
+            own = samples.parts[start][samples.rows[rows]]
+            new = _is_known(own)
+            parts[start][rows[new]] = own[new]
+            known[rows[new]] &= not is_guess
+    return parts
 
 
 def _guess_moved_or_copied(

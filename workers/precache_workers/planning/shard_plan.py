@@ -27,7 +27,7 @@ class ShardPlan:
     fetched
         Places of rows whose samples are fetched.
     compared
-        Fetched rows that are reused all the same where the content is what it was.
+        Fetched rows that are reused all the same where the content is one that was guessed.
     rows_reused
         Rows that are reused without their samples, holes among them.
     retried, stay_failed
@@ -92,13 +92,17 @@ def _plan_shard(
             linked_nbytes += nbytes
         else:
             read_nbytes += nbytes if share >= WHOLE else int(nbytes * share)
+    guesses = (stored, *stored.others)
     guessed = [place for place in fetched if stored.contents[place] and not stored.known[place]]
     return ShardPlan(
         shard=shard,
         stored=stored,
         linked=assembly.linked,
         fetched=np.array(fetched, np.int64),
-        compared=sum(assembly.with_sample(p, stored.contents[p]).reuses for p in guessed),
+        compared=sum(
+            any(assembly.with_sample(place, rows.contents[place]).reuses for rows in guesses)
+            for place in guessed
+        ),
         rows_reused=target.samples_of(shard) - len(fetched),
         retried=len(work.retried.intersection(rows)),
         stay_failed=sum(run.hole not in (None, REMOVED) for run in assembly.runs),

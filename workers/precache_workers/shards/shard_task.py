@@ -141,7 +141,8 @@ def _build(task: ShardTask) -> Receipt:
         except OtherBytesError:  # other versions may have been encoded by another release
             if not stored.has_rows.any():
                 raise
-            stored = replace(stored, fields=StoredRows.empty(fields, len(task.keys)).fields)
+            nowhere = StoredRows.empty(fields, len(task.keys)).fields
+            stored = replace(stored, fields=nowhere, others=())
 
 
 def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> Receipt:
