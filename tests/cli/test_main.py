@@ -64,7 +64,7 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
 
 
 def test_nothing_to_do_loads_neither_torch_nor_ray(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Any]
 ) -> None:
     """With a cache of its own: a test beside it may empty the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -76,10 +76,7 @@ def test_nothing_to_do_loads_neither_torch_nor_ray(
         f"print(main({['build', *store, '--json']}), main({['plan', *store]}))\n"
         f"print({heavy} & set(sys.modules))"
     )
-    ran = subprocess.run(
-        [*command()[:1], "-c", code], check=True, env=environment(), capture_output=True, text=True
-    )
-    built, *planned, states, loaded = ran.stdout.splitlines()
+    built, *planned, states, loaded = run_python(code).stdout.splitlines()
     assert json.loads(built)["shards_skipped"] == json.loads(built)["shards"]
     assert "Nothing to do" in "".join(planned)
     assert (states, loaded) == ("0 0", "set()")

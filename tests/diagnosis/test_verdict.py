@@ -16,6 +16,7 @@ from precache.diagnosis.judgement import Remedy
 from precache.diagnosis.measurements import Copies, Measurements, Setup, TimedRun
 from precache.diagnosis.page import loops, render_diagnosis
 from precache.runtime.usage import Usage
+from precache.units import in_ms
 from tests.support.html_page import stands_alone
 
 COUNT = 60
@@ -148,6 +149,7 @@ def test_the_verdict_and_what_people_get_wrong_are_text_json_and_a_page(name: st
         found.reason,
         f"it waits {waits:.0%} of the time; the measured loop waited {stall:.0%}",
         f"<dd>{found.lost_share:.0%}</dd>",
+        f"mean {in_ms(found.measurements.step.mean)}, 95th percentile",
         *(f"<dt>{remedy.gain:.2f} x: {remedy.what}</dt>" for remedy in found.remedies),
     ):
         assert text in unescape(page)
@@ -205,6 +207,7 @@ PINNED = measured(0.02, 0.002, 0.05, **CUDA | {"copies": replace(COPY, pinned=Tr
     ("found", "name", "gain", "within", "text"),
     [
         (measured(0.02, 0.06, 0.08), "workers", 4, 0.05, "num_workers=3, medium"),
+        (measured(0.02, 0.9, 0.92, cores=64), "workers", 0.92 / 0.9 * 32, 0.03, "num_workers=32, "),
         (measured(0.001, 0.06, 0.061, cpu=1.0), "workers", 0.061 / 0.015, 0.02, "num_workers=4, "),
         (measured(0.001, 0.06, 0.061, **BUSY, cores=1), "workers", 1, 0.05, ""),
         (measured(0.001, 0.06, 0.061, **BUSY, cores=2), "workers", 1.55, 0.05, ""),

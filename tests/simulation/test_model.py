@@ -127,6 +127,11 @@ def test_its_text_is_for_people_and_one_more_worker_takes_the_same_batches() -> 
     assert lines[0] == "num_workers=7, prefetch_factor=2, in order; 2,000 ms a batch, 100 ms a step"
     assert lines[1].split() == ["batches", "done", "98", "in", "30", "s"]
     assert lines[-1].split()[1].startswith("······█······█")
+    data = found.to_dict()
+    assert {"load": [2000, 0], "step": [100, 0], "end": 30_000, "done": 98}.items() <= data.items()
+    assert data["waits"][:8] == [2000, *[0] * 6, 1300]
+    assert data["batches"]["done"][:8] == [2100, 2200, 2300, 2400, 2500, 2600, 2700, 4100]
+    assert data["one_more"]["batches_per_s"] == found.with_workers(8).batches_per_s
     assert found.with_workers(8).batches_per_s == pytest.approx(4, rel=0.01)
     assert found.with_workers(20).stall_share < 0.02
 
