@@ -1,6 +1,5 @@
 """The recurrence against a clock, published figures, its laws; the command; the page, as played."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -65,27 +64,21 @@ def test_slow_batches_hold_up_those_behind_them_only_in_order() -> None:
 
 def clocked(load: list[int], step: list[int], at: Setting) -> list[list[int]]:
     """Times of all batches, by a clock at whose ticks workers and the loop look at each other."""
-    count, lanes, turn, busy = len(load), range(at.lanes), 0, 0
+    count, now, turn, busy = len(load), 0, 0, 0
     found = Batches(*([0] * count for _ in Batches._fields))  # type: ignore[arg-type]  # lists
-    queues: list[list[int]] = [[] for _ in lanes]
+    queues = [[*range(lane, min(at.window, count), at.lanes)] for lane in range(at.lanes)]
     free, here = [*np.resize(at.startup, at.lanes).tolist()], dict[int, int]()
 
-    def ask(number: int, lane: int, now: int) -> None:
-        queues[lane].append(number)
-        found.worker[number], found.asked[number] = lane, now
-
-    def begin(now: int) -> None:
-        for lane in lanes:
-            if queues[lane] and free[lane] <= now:
-                number = queues[lane].pop(0)
-                found.begun[number], free[lane] = now, now + load[number]
-                found.ready[number] = free[lane]
+    def begin() -> None:
+        for lane, queue in enumerate(queues):
+            if queue and free[lane] <= now:
+                number = queue.pop(0)
+                found.worker[number], found.begun[number] = lane, now
+                found.ready[number] = free[lane] = now + load[number]
                 here[number] = free[lane] + at.handover
 
-    for number in range(min(at.window, count)):
-        ask(number, number % at.lanes, 0)
-    for now in itertools.count():
-        begin(now)
+    while turn < count:
+        begin()
         ready = [
             (when, n) for n, when in here.items() if when <= now and at.in_order <= (n == turn)
         ]
@@ -97,12 +90,12 @@ def clocked(load: list[int], step: list[int], at: Setting) -> list[list[int]]:
             if not at.workers:
                 free[0] = busy
             if turn + at.window < count:
-                ask(turn + at.window, found.worker[number], now if at.workers else busy)
-            begin(now)
+                queues[found.worker[number]].append(turn + at.window)
+                found.asked[turn + at.window] = now if at.workers else busy
+            begin()
             turn += 1
-            if turn == count:
-                return [*found]  # type: ignore[arg-type]  # lists
-    raise AssertionError("unreachable")
+        now += 1
+    return [*found]  # type: ignore[arg-type]  # lists
 
 
 @given(
