@@ -256,6 +256,7 @@ def test_a_loader_of_a_few_batches_is_begun_again_and_each_run_has_a_limit(
     assert steps > 14
     found = diagnose([batch] * 3, nothing, steps=20).measurements
     assert (len(found.together.seconds), found.setup.epoch) == (20, 3)
+    assert found.setup.in_order
     assert found.setup.batch_nbytes == 74, "of tensors and arrays"
     assert capsys.readouterr() == ("", "")
     found = diagnose([batch], lambda _: time.sleep(0.2), seconds=0.1, progress=True).measurements
