@@ -8,7 +8,7 @@ import itertools
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,7 @@ from precache import diagnose
 from precache.diagnosis import loop_probes
 from precache.runtime.usage import Usage
 from tests.conftest import BuiltStore
+from tests.metering.test_meter import Clock
 from tests.support import loops as support_loops
 from tests.support.building import own_threads, poll
 from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
@@ -29,13 +30,10 @@ from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, ra
 TRIES = 3
 # Workers that sleep may be more than cores, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-heavy = pytest.mark.heavy  # burns CPU time, measures it, or takes more than five seconds
 
 
-def loader(work: Callable[[int], Any], **options: Any) -> DataLoader[torch.Tensor]:
-    context = "fork" if options.get("num_workers") else None  # others cannot pickle a lambda
-    settings = {"batch_size": 2, "multiprocessing_context": context, **options}
-    return DataLoader(Samples(work), **settings)
+def nothing(_: Any) -> None:
+    """A step, or the work of a sample."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +48,7 @@ def _leaves_nothing() -> Iterator[None]:
     )
 
 
-@heavy
+@pytest.mark.heavy  # burns CPU time
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted(kind: str) -> None:
     """Within a quarter, of the speed that the same loop has without it."""
@@ -74,27 +72,21 @@ def test_rare_slow_samples_are_seen_often_enough_to_know_their_share_of_the_time
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a clock that only steps and loads move, so that each figure follows from them."""
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: now)
+    clock = Clock()
     for module in (loop_probes, support_loops):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(loop_probes, "read_usage", lambda: Usage(now))
+        times = SimpleNamespace(sleep=clock.move, perf_counter=lambda: clock.now)
+        monkeypatch.setattr(module, "time", times)
+    monkeypatch.setattr(loop_probes, "read_usage", lambda: Usage(clock.now))
     chance = np.random.default_rng(1)
     for _ in range(5):
         loop = draw_loop("slow sample", chance)
         loop.options["num_workers"] = 0
         best = best_remedy(loop, diagnose(loop.loader(), loop.step, seconds=3).remedies)
-        before, began = rate(loop, loop.loader(), 3), now
+        began = clock.now
         for index in range(50):
             loop.work(index)
-        load = (now - began) / 50 * loop.options["batch_size"]
-        assert before == pytest.approx(1 / (load + loop.step_s))
-        assert best.gain == pytest.approx(1 / (before * loop.step_s), rel=0.1)
+        load = (clock.now - began) / 50 * loop.options["batch_size"]
+        assert best.gain == pytest.approx((load + loop.step_s) / loop.step_s, rel=0.1)
 
 
 class Shuffled:
@@ -112,7 +104,8 @@ def test_what_was_changed_is_put_back() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     before = [each.clone() for each in model.parameters()]
     generator = torch.Generator().manual_seed(5)
-    data = DataLoader(Samples(lambda _: None, 64), 4, shuffle=True, generator=generator)
+    samples = Samples(nothing, 64)
+    data = DataLoader(samples, 4, shuffle=True, generator=generator)
     states = generator.get_state(), torch.get_rng_state(), random.getstate()
 
     def step(batch: torch.Tensor) -> None:
@@ -126,19 +119,18 @@ def test_what_was_changed_is_put_back() -> None:
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     assert all(map(torch.equal, model.parameters(), before))
     assert optimizer.state_dict()["state"] == {}
-    samples = Samples(lambda _: None, 64)
     drawn = RandomSampler(samples, generator=generator)
     for sampler in (BatchSampler(drawn, 4, drop_last=False), Shuffled(generator)):
-        diagnose(DataLoader(samples, batch_sampler=sampler), lambda _: None, steps=3)
+        diagnose(DataLoader(samples, batch_sampler=sampler), nothing, steps=3)
         assert torch.equal(generator.get_state(), after[0])
 
 
 def test_persistent_workers_of_the_caller_are_left_alone() -> None:
-    data = loader(lambda _: None, num_workers=1, persistent_workers=True)
+    data = DataLoader(Samples(nothing), num_workers=1, persistent_workers=True)
     mine = iter(data)
     next(mine)
     (worker,) = multiprocessing.active_children()
-    diagnose(data, lambda _: None, steps=4)
+    diagnose(data, nothing, steps=4)
     assert multiprocessing.active_children() == [worker]
     next(mine)
     del mine, data
@@ -151,8 +143,9 @@ def test_an_error_of_the_step_comes_through_and_leaves_nothing(persistent: bool)
     def fail(_: Any) -> None:
         raise ValueError("the step's own")
 
+    data = DataLoader(Samples(nothing), num_workers=2, persistent_workers=persistent)
     with pytest.raises(ValueError, match="the step's own"):
-        diagnose(loader(lambda _: None, num_workers=2, persistent_workers=persistent), fail)
+        diagnose(data, fail)
     assert not multiprocessing.active_children(), "before the error is forgotten"
 
 
@@ -168,11 +161,8 @@ def test_a_length_and_a_dataset_that_raise_are_ignored() -> None:
         def __iter__(self) -> Iterator[torch.Tensor]:
             return iter([torch.zeros(1)] * 3)
 
-    assert diagnose(Batches(), lambda _: None, steps=3).measurements.setup.epoch is None
+    assert diagnose(Batches(), nothing, steps=3).measurements.setup.epoch is None
     assert sum(1 for _ in precache.meter(Batches(), to=[])) == 3
-
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 def batches(batch: torch.Tensor, cpu_s: float = 0.0) -> Iterator[torch.Tensor]:
@@ -182,7 +172,7 @@ def batches(batch: torch.Tensor, cpu_s: float = 0.0) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.gpu
-@needs_cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize(
     ("values", "loading", "cycles", "verdict"),
     [
@@ -220,7 +210,7 @@ def test_a_precache_loader_is_where_it_was(stores: dict[str, BuiltStore], mixed:
         state = cached.state_dict()
         del iterator
         gc.collect()
-        found = diagnose(cached, lambda _: None, steps=20)
+        found = diagnose(cached, nothing, steps=20)
         assert found.measurements.setup.cached
         assert not {each.name for each in found.remedies} & {"precache", "workers"}
         assert cached.state_dict() == state
@@ -246,7 +236,7 @@ def test_taking_a_ready_batch_is_measured_where_a_worker_can_send_it(
     if kind == "no processes":
         monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", refuse)
     data = DataLoader(batches, batch_size=None)
-    found = diagnose(data, lambda _: None, steps=8).measurements
+    found = diagnose(data, nothing, steps=8).measurements
     assert (found.take > 0) is (kind == "tensors")
 
 
@@ -264,8 +254,9 @@ def test_a_loader_of_a_few_batches_is_begun_again_and_each_run_has_a_limit(
     found = diagnose(({**batch} for _ in itertools.count()), step, steps=7).measurements
     assert (len(found.step.seconds), len(found.together.seconds)) == (7, 7)
     assert steps > 14
-    found = diagnose([batch] * 3, lambda _: None, steps=20).measurements
+    found = diagnose([batch] * 3, nothing, steps=20).measurements
     assert (len(found.together.seconds), found.setup.epoch) == (20, 3)
+    assert found.setup.in_order
     assert found.setup.batch_nbytes == 74, "of tensors and arrays"
     assert capsys.readouterr() == ("", "")
     found = diagnose([batch], lambda _: time.sleep(0.2), seconds=0.1, progress=True).measurements

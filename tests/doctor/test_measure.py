@@ -100,10 +100,8 @@ def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
     planned.html(page)
     assert "Would caching help?" in page.read_text("utf-8")
     build_here(source, store, RECIPE)
-    rest = precache.plan(source, store, RECIPE, rate=500, **how)
-    assert isinstance(rest, BuildPlan)
+    rest: Any = precache.plan(source, store, RECIPE, rate=500, **how)
     assert (rest.state, rest.estimate) == ("nothing", None)
-    assert rest.gain is not None
     assert rest.gain.build.fetched > 0, "of a new store"
     with pytest.raises(UsageError, match="give a rate"):
         precache.plan(source, store, RECIPE).html(page)

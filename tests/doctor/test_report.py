@@ -200,8 +200,6 @@ def test_a_page_has_the_figures_of_what_was_found() -> None:
     text = f"median {in_ms(decode.median / 1e3)}, mean {in_ms(decode.mean / 1e3)}"
     for wanted in (
         f'<strong>decode</strong> <span class="soft">{text}',
-        *(f"<td>{size(codec.stored * FOUND.samples)}</td>" for codec in FOUND.codecs),
-        *(f"<td>{FOUND.cores_at_rate(codec):.2f}</td>" for codec in FOUND.codecs),
         *(f'<td class="text">{s.key}</td><td>{size(s.nbytes)}</td>' for s in FOUND.slowest),
         *(f"{at.depth}</td><td>{at.requests_per_s:,.0f}</td>" for at in FOUND.storage),
         "<span>without a cache</span> <strong>49%</strong>",

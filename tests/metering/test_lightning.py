@@ -31,25 +31,26 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 class Model(BoringModel):
     """Its steps sleep, and one may fail."""
 
-    def __init__(self, seconds: float = 0.005, fail_at: int | None = None) -> None:
-        super().__init__()
-        self.seconds, self.fail_at = seconds, fail_at
+    fail_at: int | None = None
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == self.fail_at:
             raise ZeroDivisionError("the step failed")
-        time.sleep(self.seconds)
+        time.sleep(0.005)
         return self.layer(torch.zeros(32)).sum()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         time.sleep(0.1)
 
 
-class Unsized:
-    """Batches with keys, one of them late; without a length."""
+class Loader:
+    """Batches with keys, one of them late."""
 
     def __init__(self, count: int, late: int) -> None:
         self.count, self.late, self.slept = count, late, list[float]()
+
+    def __len__(self) -> int:
+        return self.count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number in range(self.count):
@@ -57,11 +58,6 @@ class Unsized:
             time.sleep(0.4 if number == self.late else 0.002)
             self.slept.append(time.perf_counter() - started)
             yield {"key": [f"{number}.jpg"], "x": torch.zeros(1)}
-
-
-class Sized(Unsized):
-    def __len__(self) -> int:
-        return self.count
 
 
 class SlowCallback(lightning.Callback):
@@ -77,15 +73,14 @@ def _fit(tmp_path: Path, model: Any, loader: Any, callbacks: list[Any], **option
         logger=CSVLogger(tmp_path), default_root_dir=tmp_path, log_every_n_steps=1,
         enable_progress_bar=False, enable_model_summary=False, **options,
     )  # fmt: skip
-    validation = torch.utils.data.DataLoader([0] * 2)
-    trainer.fit(model, loader, validation)
+    trainer.fit(model, loader, torch.utils.data.DataLoader([0] * 2))
     return trainer
 
 
 def test_data_time_is_that_of_fetching_alone_and_loggers_get_it(tmp_path: Path) -> None:
     reports: list[precache.StallReport] = []
     monitor = StallMonitor(30, name="feed", to=[reports.append], device="cpu")
-    loader, saves = Sized(40, late=25), ModelCheckpoint(tmp_path, every_n_train_steps=7)
+    loader, saves = Loader(40, late=25), ModelCheckpoint(tmp_path, every_n_train_steps=7)
     callbacks = [monitor, SlowCallback(), saves]
     trainer = _fit(tmp_path, Model(), loader, callbacks, val_check_interval=20)
     assert [report.steps for report in reports] == [30, 10, 30, 10]
@@ -111,9 +106,10 @@ def test_a_step_that_fails_ends_in_a_report_of_the_whole_steps(tmp_path: Path) -
     with pytest.raises(UsageError, match="every is 0"):
         StallMonitor(0)
     reports: list[precache.StallReport] = []
-    monitor = StallMonitor(to=[reports.append])
+    monitor, model = StallMonitor(to=[reports.append]), Model()
+    model.fail_at = 5
     with pytest.raises(ZeroDivisionError):
-        _fit(tmp_path, Model(0, fail_at=5), Unsized(9, late=2), [monitor])
+        _fit(tmp_path, model, iter(Loader(9, late=2)), [monitor])
     [report] = reports
     assert (report.steps, report.slow[0].keys) == (5, ())
     assert report.data.max >= 0.4
