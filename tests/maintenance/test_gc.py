@@ -23,12 +23,12 @@ from precache.maintenance import gc as garbage
 from precache.maintenance.gc import GcResult, plan_gc
 from precache.maintenance.scan import ListedObject, StoredFolder
 from precache.runtime.process_id import process_of
-from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, Log, read_log, record_removal
 from precache.store.json_documents import LogEntry
 from precache.store.lease import QUIET_SECONDS, Leases
+from tests.maintenance.conftest import SIDES, Store, build_all, leave_a_build, recipe_of
 from tests.support.building import (
     age,
     assert_same,
@@ -42,45 +42,13 @@ from tests.support.building import (
     pixels,
     start,
     write,
-    write_jpegs,
 )
 from tests.support.servers import S3Server
 
-SIDES = (152, 156, 160)
-"""Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
 NOW = 1_800_000_000.0
 DAY = 86400.0
 ALWAYS = ("commits", "_listings")
 """What every store has beside its versions."""
-
-
-def recipe_of(side: int, **options: Any) -> precache.Recipe:
-    return precache.Recipe.image(resize=side, crop=150, **options)
-
-
-def build_all(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
-    """Three versions, the last one current."""
-    given = {"address": "serial", "shard_samples": 4, "storage_options": options}
-    return [precache.build(source, store, recipe_of(side), **given).version for side in SIDES]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_jpegs(tmp_path_factory.mktemp("photos"), 10)
-
-
-@pytest.fixture(scope="module")
-def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A store of three versions, not to be changed."""
-    store = tmp_path_factory.mktemp("built") / "store"
-    return store, build_all(source, store)
-
-
-@pytest.fixture
-def store(built: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str]]:
-    """A copy of its own for a test."""
-    shutil.copytree(built[0], tmp_path / "store")
-    return tmp_path / "store", built[1]
 
 
 def removed(done: GcResult) -> list[str]:
@@ -170,10 +138,8 @@ SOME = "d41d8cd98f00b204e9800998ecf8427e.1"
 
 
 @pytest.mark.parametrize("kind", ["disk", "bucket"])
-def test_what_others_have_is_neither_touched_nor_counted(
-    store: tuple[Path, list[str]], kind: str
-) -> None:
-    path, (_, second, third) = store
+def test_what_others_have_is_neither_touched_nor_counted(three: Store, kind: str) -> None:
+    path, (_, second, third) = three
     url = str(path) if kind == "disk" else "memory://garbage/others"
     folder = open_folder(url)
     mine = {name.format(SOME): b"mine" for name in BESIDE}
@@ -202,8 +168,8 @@ def test_what_others_have_is_neither_touched_nor_counted(
         assert (path / f"{'f' * 32}.1").is_dir()
 
 
-def test_a_link_is_no_version(store: tuple[Path, list[str]], tmp_path: Path) -> None:
-    path, (first, second, third) = store
+def test_a_link_is_no_version(three: Store, tmp_path: Path) -> None:
+    path, (first, second, third) = three
     elsewhere = tmp_path / "elsewhere"
     (path / first).rename(elsewhere)
     for each in ("x/000001.json", f"{'0' * 16}-samples.parquet"):
@@ -246,10 +212,8 @@ LEFT: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("names", LEFT.values(), ids=LEFT)
-def test_whatever_a_killed_process_left_is_collected(
-    names: Sequence[str], store: tuple[Path, list[str]]
-) -> None:
-    path, (first, second, third) = store
+def test_whatever_a_killed_process_left_is_collected(names: Sequence[str], three: Store) -> None:
+    path, (first, second, third) = three
     shutil.rmtree(path / first)
     for name in names:
         left = path / name.format(first=first)
@@ -266,12 +230,12 @@ def test_whatever_a_killed_process_left_is_collected(
 
 
 def test_whatever_a_killed_build_left_is_collected(
-    source: Path, store: tuple[Path, list[str]], tmp_path: Path
+    source: Path, three: Store, tmp_path: Path
 ) -> None:
     """Each name that a build uses is known for ours, with no description of it or before there is
     one.
     """
-    path, versions = store
+    path, versions = three
     for change in (0, 11, 60):
         killed = tmp_path / str(change)
         shutil.copytree(path, killed)
@@ -287,10 +251,8 @@ def test_whatever_a_killed_build_left_is_collected(
 
 
 @pytest.mark.parametrize("by", ["gc", "use", "pull"])
-def test_what_a_process_left_that_was_killed_after_its_commit_goes(
-    by: str, store: tuple[Path, list[str]]
-) -> None:
-    path, (_, second, third) = store
+def test_what_a_process_left_that_was_killed_after_its_commit_goes(by: str, three: Store) -> None:
+    path, (_, second, third) = three
     for version in (second, third):
         write(path / version / BUILD / "receipts/00000000.json", b"{}")
         write(path / version / DESCRIPTION, b"{}")
@@ -311,20 +273,14 @@ def test_what_a_process_left_that_was_killed_after_its_commit_goes(
 
 @pytest.mark.parametrize(("own", "builders"), [(-3650, 3650), (0, -3650), (3650, 3650)])
 def test_wrong_clocks_decide_nothing(
-    own: int,
-    builders: int,
-    source: Path,
-    store: tuple[Path, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    own: int, builders: int, source: Path, three: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, (first, second, third) = store
+    path, (first, second, third) = three
     left = leave_a_build(source, path).name
-    for entry in (path / "commits").iterdir():
-        told = json.loads(entry.read_text())
-        entry.write_text(json.dumps({**told, "time": told["time"] + builders * DAY}))
-    description = path / left / DESCRIPTION
-    told = json.loads(description.read_text())
-    description.write_text(json.dumps({**told, "begun": told["begun"] + builders * DAY}))
+    entries = [(entry, "time") for entry in (path / "commits").iterdir()]
+    for file, name in [*entries, (path / left / DESCRIPTION, "begun")]:
+        told = json.loads(file.read_text())
+        file.write_text(json.dumps({**told, name: told[name] + builders * DAY}))
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + own * DAY)
     assert removed(precache.gc(path, keep=0)) == []  # all of it is young
@@ -350,10 +306,8 @@ def test_a_bucket_tells_the_time_itself(source: Path, monkeypatch: pytest.Monkey
     assert open_folder(url).names() == sorted([third, *ALWAYS])
 
 
-def test_what_was_removed_says_so_and_can_be_built_again(
-    source: Path, store: tuple[Path, list[str]]
-) -> None:
-    path, (first, second, third) = store
+def test_what_was_removed_says_so_and_can_be_built_again(source: Path, three: Store) -> None:
+    path, (first, second, third) = three
     before = pixels(f"{path}@{first}")
     shutil.copytree(path / first, path.with_name("first"))
     log = read_log(open_folder(path))
@@ -381,25 +335,10 @@ def test_what_was_removed_says_so_and_can_be_built_again(
     assert_same(pixels(path), before)
 
 
-def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folder:
-    """A build that ends when its first shard is done; returns the version's folder."""
-    given = {"address": "serial", "shard_samples": 4, "keep_order": True, "on_error": "raise"}
-    bad = source / "zzz"
-    bad.mkdir()
-    (bad / "bad.jpg").write_bytes(b"none")
-    try:
-        with pytest.raises(BuildError):
-            precache.build(source, store, recipe_of(170), **given, storage_options=options)
-    finally:
-        shutil.rmtree(bad)
-    [left] = precache.versions(store, options).unfinished
-    return open_folder(store, options).folder(left.version)
-
-
 def test_a_build_that_was_left_goes_by_its_age_unless_its_holder_seems_alive_again(
-    source: Path, store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+    source: Path, three: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = store
+    path, _ = three
     left = leave_a_build(source, path)
     assert "in use by a process" in why(precache.gc(path, older_than=0))[left.name]
     age(path / left.name, 3 * DAY + 60)
@@ -482,9 +421,7 @@ def test_what_a_later_version_has_linked_stays_and_counts_once(
     assert left.nbytes == left.versions[0].nbytes == listed.nbytes - done.freed_nbytes
 
 
-def test_killed_anywhere_and_run_again_the_end_is_the_same(
-    built: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_killed_anywhere_and_run_again_the_end_is_the_same(built: Store, tmp_path: Path) -> None:
     original, (_, _, third) = built
     right = tmp_path / "right"
     shutil.copytree(original, right)
@@ -515,7 +452,7 @@ def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
     left = leave_a_build(source, url, options).name
     [unfinished] = precache.versions(url, options).unfinished
     assert unfinished.build is not None
-    assert (unfinished.version, unfinished.build.done, unfinished.build.shards) == (left, 3, 3)
+    assert (unfinished.version, unfinished.build.done, unfinished.build.shards) == (left, 2, 3)
     assert unfinished.idle_seconds < 60
     told = precache.gc(url, 1, 0, dry_run=True, storage_options=options)
     done = precache.gc(url, 1, 0, storage_options=options)

@@ -1,9 +1,8 @@
 """Pull and push: what is copied, what is refused, and that nothing is lost when they are killed."""
 
 import dataclasses
-import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from precache.maintenance.verify import require_whole
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
 from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import Leases
 from tests.conftest import BuiltStore
-from tests.support.building import append_commit, contents
-from tests.support.forging import settle
+from tests.support.building import append_commit, contents, write
+from tests.support.forging import edit_root
 from tests.support.mutations import object_names
 
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -117,20 +117,11 @@ def stamps(root: Path) -> dict[str, tuple[int, int]]:
     return {name: (each.st_ino, each.st_mtime_ns) for name, each in found.items()}
 
 
-def relabelled(store: BuiltStore) -> None:
-    """Give a version another root, of the same bytes of rows."""
-    root = store.version_folder / ROOT
-    document = json.loads(root.read_text())
-    document["attributes"]["precache"]["libraries"] = {"made": "with others"}
-    root.write_text(json.dumps(document))
-    settle(store.version_folder)
-
-
 def test_a_version_of_the_same_rows_with_another_root_is_another_generation(
     built: BuiltStore, own: BuiltStore, bucket: str
 ) -> None:
     """Shards of the same bytes are not copied again, and nothing of the other changes."""
-    relabelled(own)
+    edit_root(own.version_folder, lambda root: root.update(libraries={"made": "with others"}))
     for to in (bucket, str(own.path)):
         if to == bucket:
             precache.pull(own.path, bucket)
@@ -189,33 +180,30 @@ def test_one_that_is_damaged_is_mended_once_the_right_one_is_there(
 
 
 def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Path) -> None:
+    damage(own.version_folder)
     for to in (own.path, tmp_path / "new"):
-        if to == own.path:
-            damage(own.version_folder)
         with ThreadPoolExecutor(3) as pool:
             done = list(pool.map(lambda _, to=to: precache.pull(built.path, to), range(3)))
-        assert {each.version for each in done} == {built.result.version}
-        assert contents(to / built.result.version) == contents(built.version_folder)
-        assert {p.name for p in to.iterdir()} - {"_listings"} == {
-            built.result.version,
-            "commits",
-        }
+        [version] = {each.version for each in done}
+        assert version == built.result.version
+        assert contents(to / version) == contents(built.version_folder)
+        assert {p.name for p in to.iterdir()} - {"_listings"} == {version, "commits"}
         assert precache.gc(to).removed == ()
 
 
-@pytest.mark.parametrize("kind", ["a link", "a file", "files of others"])
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "a link": lambda place: place.symlink_to(place.parent),
+    "a file": lambda place: place.write_bytes(b"mine"),
+    "files of others": lambda place: write(place / "photo.jpg", b"mine"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 def test_what_others_have_in_its_place_stays(kind: str, built: BuiltStore, tmp_path: Path) -> None:
     place = tmp_path / "to" / built.result.version
     precache.pull(built.path, tmp_path / "to")
     shutil.rmtree(place)
-    if kind == "a link":
-        (tmp_path / "elsewhere").mkdir()
-        place.symlink_to(tmp_path / "elsewhere")
-    elif kind == "a file":
-        place.write_bytes(b"mine")
-    else:
-        place.mkdir()
-        (place / "photo.jpg").write_bytes(b"mine")
+    OTHERS[kind](place)
     before = contents(tmp_path)
     done = precache.pull(built.path, tmp_path / "to")
     assert done.version == f"{built.result.version[:32]}.2"
@@ -262,9 +250,22 @@ def test_a_copy_holds_the_lease_of_its_version_whose_root_comes_last(
             )
         return read(source, name, most)
 
+    put, done = RemoteFolder.put, list[str]()
+
+    def put_and_note(target: RemoteFolder, name: str, *given: Any, **options: Any) -> None:
+        put(target, name, *given, **options)
+        done.append(name)
+
     monkeypatch.setattr(LocalFolder, "read_first", read_and_look)
+    monkeypatch.setattr(RemoteFolder, "put", put_and_note)
     precache.pull(built.path, bucket)
     assert held == [(True, is_there, not is_there)]
+    objects = [name for name in done if not name.startswith(BUILD)]
+    if is_there:
+        assert objects == [shard]
+    else:
+        assert sorted(objects) == object_names(built.version_folder)
+        assert objects[-1] == ROOT
     assert precache.verify(bucket).ok
 
 

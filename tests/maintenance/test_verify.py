@@ -67,23 +67,15 @@ def test_a_flipped_bit_in_a_row_is_found_and_its_key_named(
         with web_server(Path(damaged.path).parent) as url:
             over_http = precache.verify(f"{url}/{Path(damaged.path).name}")
         assert only(over_http) == (shard, reason, keys)
-    here = keys_of_shard(damaged, 1, 8)
+    here, dataset = keys_of_shard(damaged, 1, 8), precache.CachedDataset(damaged.path)
     assert set(keys) <= set(here)
     assert len(keys) == (8 if place == 1.0 else 1)
-    for key in here:
-        row = list(damaged.open().keys).index(key)
-        if key not in keys:
-            assert np.array_equal(read(damaged, row), damaged.pixels(key))
-        else:
+    for number, key in enumerate(dataset.keys):
+        if key in keys:
             with pytest.raises(DamageError, match=key):
-                read(damaged, row)
-
-
-def read(store: BuiltStore, row: int) -> np.ndarray:
-    dataset = precache.CachedDataset(store.path)
-    version = store.open()
-    position = int(version.valid[:row].sum())
-    return dataset[position]["image"].numpy()
+                dataset[number]
+        else:
+            assert np.array_equal(dataset[number]["image"].numpy(), damaged.pixels(key))
 
 
 SPOILT: dict[str, tuple[Callable[..., object], dict[int, str]]] = {
@@ -135,12 +127,22 @@ def test_shards_are_checked_though_small_objects_are_damaged(
         precache.verify(store.path)
 
 
-def test_verify_asks_for_each_shard_once_a_piece_and_for_no_size(
-    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+def test_a_version_goes_there_and_back_and_each_shard_is_asked_for_once_a_piece(
+    image_store: BuiltStore,
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And for no size, when it is verified."""
     monkeypatch.setattr(tree, "PIECE_BYTES", 100_000)
-    uri, built = "s3://bucket/pieces", stores["image"]
-    precache.pull(built.path, uri, storage_options=s3.options())
+    uri, built = "s3://bucket/pieces", image_store
+    for skipped in (0, built.result.shards):
+        pushed = precache.push(built.path, uri, storage_options=s3.options())
+        assert (pushed.version, pushed.skipped) == (built.result.version, skipped)
+    back = precache.pull(uri, tmp_path / "back", storage_options=s3.options())
+    assert contents(Path(back.path)) == contents(built.version_folder)
+    assert precache.verify(tmp_path / "back").ok
     sizes = [leaf.size for leaf in built.open().shard_leaves("image")]
     assert max(sizes) > 100_000
     assert precache.verify(uri, storage_options=s3.options(proxy.port)).ok

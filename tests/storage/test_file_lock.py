@@ -4,8 +4,8 @@ import fcntl
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,15 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def test_one_at_a_time(tmp_path: Path) -> None:
     inside = list[int]()
 
-    def work() -> None:
+    def work(number: int) -> None:
         for _ in range(50):
             with LockedFile(tmp_path / "lock"):
-                inside.append(1)
-                assert len(inside) == 1
+                inside.append(number)
+                assert inside == [number]
                 inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert inside == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:

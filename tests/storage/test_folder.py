@@ -5,7 +5,7 @@ import itertools
 import pickle
 import re
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
@@ -208,16 +208,8 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
 
 
 def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
-    created: list[bool] = []
-
-    def create(number: int) -> None:
-        created.append(folder.create("commits/000001.json", [b"%d" % number]))
-
-    threads = [threading.Thread(target=create, args=[n]) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        created = pool.map(lambda n: folder.create("commits/000001.json", [b"%d" % n]), range(8))
     assert sorted(created) == [False] * 7 + [True]
     assert folder.names("commits") == ["000001.json"]
 

@@ -5,6 +5,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from PIL import Image
@@ -58,16 +59,11 @@ def test_nothing_is_asked_for_sooner_than_the_server_wishes(service: Service) ->
 def test_connections_of_the_users_own_making_are_kept(gcs: GCSServer) -> None:
     import aiohttp  # which gcsfs asks by
 
-    seen = list[str]()
-
-    async def begun(session: Any, context: Any, found: Any) -> None:
-        seen.append(found.method)
-
-    trace = aiohttp.TraceConfig()
+    trace, begun = aiohttp.TraceConfig(), AsyncMock()
     trace.on_request_start.append(begun)
     options = {**gcs.options(), "session_kwargs": {"trace_configs": [trace]}}
     open_folder("gs://bucket/own", options).put("a", [b"1"])
-    assert seen
+    assert begun.called
 
 
 @only("gs")

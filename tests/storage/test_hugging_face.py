@@ -60,12 +60,7 @@ class Hub(FileHandler):
         super().end_headers()
 
     def answer(self, document: Any, status: int = 200) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.send(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
 
 @pytest.fixture

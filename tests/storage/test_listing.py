@@ -19,7 +19,7 @@ from precache.storage.listing import KeyRange, Page, between
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache_workers.sources.kinds import open_source
-from tests.storage.conftest import SERVERS, Service, only, put_raw
+from tests.storage.conftest import SERVERS, put_raw
 from tests.support.listing_server import AzureListingServer, ListingServer
 from tests.support.servers import FaultProxy, S3Server, passes, reset, status, truncated
 
@@ -42,12 +42,7 @@ def servers() -> Iterator[dict[str, ListingServer]]:
 
 
 @pytest.fixture
-def server(servers: dict[str, ListingServer]) -> ListingServer:
-    return servers["s3"]
-
-
-@pytest.fixture
-def own_server() -> Iterator[ListingServer]:
+def server() -> Iterator[ListingServer]:
     """A server that nothing else asks, such as the listing of an earlier test that still ends."""
     server = ListingServer([])
     yield server
@@ -102,9 +97,15 @@ def test_keys_that_are_no_names_are_counted_and_never_fetched(
     keys = [key for key in KEYS if protocol != "az" or "./" not in key]  # its library resolves them
     for key in keys:
         put_raw(server, f"odd/{key}")
+    marked = open_folder(f"{url}-marked", server.options())
+    for key, data in (("cat/", b""), ("cat/1.jpg", b"1"), ("empty.jpg", b""), ("dog/", b"")):
+        put_raw(server, f"odd-marked/{key}", data)
+    found = sorted(info.name for info in marked.walk(lambda name, reason: left_out.append(name)))
+    assert (found, left_out) == (["cat/1.jpg", "empty.jpg"], []), "marks of folders are no objects"
+    assert set(marked.names()) - {"dog"} == {"cat", "empty.jpg"}
     folder = open_folder(url, server.options())
-    found = {info.name for info in folder.walk(lambda name, reason: left_out.append(name))}
-    assert found == {"1.jpg", "a/2.jpg"}
+    found = sorted(info.name for info in folder.walk(lambda name, reason: left_out.append(name)))
+    assert found == ["1.jpg", "a/2.jpg"]
     assert sorted(left_out) == sorted(keys[2:])
     assert folder.names() == ["1.jpg", "a"]
     assert set(folder.sizes()) == {"1.jpg", "a/2.jpg"}
@@ -119,17 +120,6 @@ def test_keys_that_are_no_names_are_counted_and_never_fetched(
     for key, fetched in zip(keys, source.fetch(keys, [1] * len(keys)), strict=True):
         refused = isinstance(fetched, FetchError) and "is no name below" in str(fetched)
         assert refused == (key in keys[2:])
-
-
-@only(*SERVERS)
-def test_marks_of_folders_are_no_objects(service: Service) -> None:
-    folder = service.straight
-    for key, data in (("cat/", b""), ("cat/1.jpg", b"1"), ("empty.jpg", b""), ("dog/", b"")):
-        put_raw(service.server, f"{folder.name}/{key}", data)
-    left_out = list[str]()
-    found = sorted(info.name for info in folder.walk(lambda name, reason: left_out.append(name)))
-    assert (found, left_out) == (["cat/1.jpg", "empty.jpg"], [])
-    assert set(folder.names()) - {"dog"} == {"cat", "empty.jpg"}
 
 
 @example("00000999.jpg", None)
@@ -158,10 +148,10 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
     """
     server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
     together, met = threading.Barrier(blobs.LISTINGS // 2, timeout=60), threading.Event()
-    answer, seen = server.answer, server.pages
+    answer = server.answer
 
     def meet(*asked: str) -> str:
-        if not together.broken and server.pages - seen > 250:
+        if not together.broken and server.pages > 250:
             with contextlib.suppress(threading.BrokenBarrierError):
                 together.wait()
                 met.set()
@@ -169,36 +159,29 @@ def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServe
         return answer(*asked)
 
     server.answer = meet  # type: ignore[method-assign] - of this one server
-    try:
-        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
-    finally:
-        del server.answer
+    found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
     assert sorted(found) == server.names
     assert met.is_set()
-    assert server.pages - seen < 2 * 400
+    assert server.pages < 2 * 400
     # A service that begins at the first name in any case is listed once.
-    server.names, seen = server.names[:400], server.pages
-    server.starts = False
-    try:
-        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
-    finally:
-        server.starts = True
+    server.names, server.starts, seen = server.names[:400], False, server.pages
+    found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
     assert sorted(found) == server.names
     assert server.pages - seen < 400
 
 
 @pytest.mark.usefixtures("pages_of_ten")
-def test_no_more_than_a_few_pages_are_asked_for_ahead(own_server: ListingServer) -> None:
+def test_no_more_than_a_few_pages_are_asked_for_ahead(server: ListingServer) -> None:
     """A folder is known by the first one."""
-    own_server.names, own_server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
-    folder = open_folder("s3://bucket", own_server.options())
+    server.names, server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
+    folder = open_folder("s3://bucket", server.options())
     assert folder.exists("x")
-    assert own_server.pages == 1
+    assert server.pages == 1
     walk = folder.folder("x").walk()
     for _ in range(100):
         next(walk)
     walk.close()
-    assert own_server.pages <= 13 + blobs.LISTINGS
+    assert server.pages <= 13 + blobs.LISTINGS
 
 
 class _Unordered(AzureListingServer):
@@ -223,15 +206,15 @@ def test_nothing_is_lost_or_comes_twice_in_a_listing_without_order(odd: list[str
     assert left_out == odd
 
 
-def test_a_listing_that_is_not_found_after_its_first_page_is_an_error() -> None:
-    server = ListingServer([f"{number:05d}.jpg" for number in range(3000)])
+def test_a_listing_that_is_not_found_after_its_first_page_is_an_error(
+    server: ListingServer,
+) -> None:
+    server.names = [f"{number:05d}.jpg" for number in range(3000)]
     proxy, listings = FaultProxy(server.port), itertools.count()
     proxy.choose = lambda method, path: status(404) if next(listings) == 2 else None
-    options = {**server.options(), "endpoint_url": f"http://127.0.0.1:{proxy.port}"}
     with pytest.raises(StorageError, match="cannot list"):
-        list(open_folder("s3://bucket", options).walk())
+        list(open_folder("s3://bucket", server.options(proxy.port)).walk())
     proxy.stop()
-    server.stop()
 
 
 def test_a_listing_of_many_pages_goes_on_where_it_failed(
@@ -243,14 +226,9 @@ def test_a_listing_of_many_pages_goes_on_where_it_failed(
     names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg"]
     server.names, server.page = sorted(f"in/{name}" for name in names), 5
     proxy = FaultProxy(server.port)
-    endpoint = f"http://127.0.0.1:{proxy.port}/account"
-    options = {"account_name": "account", "account_key": "a2V5"}
-    options["connection_string"] = f"BlobEndpoint={endpoint}"
     faults = proxy.faults["GET", "/bucket"] = [status(503), passes, reset, truncated]
-    try:
-        found = list(open_folder("az://bucket/in", options).walk())
-    finally:
-        proxy.stop()
+    found = list(open_folder("az://bucket/in", server.options(proxy.port)).walk())
+    proxy.stop()
     assert faults == []
     assert sorted(info.name for info in found) == sorted(names)
     assert all(info.etag.startswith("0x") and info.mtime_ns > 10**18 for info in found)

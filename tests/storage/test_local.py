@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from precache.errors import StorageError
 from precache.runtime import operating_system
 from precache.storage import local_files
-from precache.storage.base import LINK_TWICE
+from precache.storage.base import LINK_TWICE, required
 from precache.storage.local import ANYWHERE, LocalFolder
 from precache.storage.open import open_folder
 from tests.storage.conftest import actions
@@ -131,30 +131,22 @@ def test_the_limit_of_maps_is_named_where_a_map_fails_for_it(
     assert f"vm.max_map_count allows {MAP_LIMIT:,}; raise it: sudo sysctl -w" in said
 
 
-WAYS = [(), ("link",), ("link", "renameat2")]
-"""To create only once, those that a disk does not know."""
+WAYS = [(os, "link"), (local_files, "rename")]
+"""To create an object only once."""
 
 
-@pytest.fixture(params=WAYS, ids=lambda ways: "-".join(["without", *ways]))
-def poorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that does not know some ways to create an object."""
-
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    if "link" in request.param:
-        monkeypatch.setattr(os, "link", refuse)
-    if "renameat2" in request.param:
-        monkeypatch.setattr(local_files, "rename", refuse)
-
-
-@pytest.mark.usefixtures("poorer")
-def test_an_object_is_created_once_on_whatever_disk(folder: LocalFolder) -> None:
+@pytest.mark.parametrize("unknown", range(3))
+def test_an_object_is_created_once_on_whatever_disk(
+    unknown: int, folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, way in WAYS[:unknown]:
+        refuse = Mock(side_effect=OSError(errno.EPERM, os.strerror(errno.EPERM)))
+        monkeypatch.setattr(module, way, refuse)
     parts = [b"whole", memoryview(b" and"), bytearray(b" complete")]
     assert folder.create("a/b", parts, scratch="_build/tmp")
     assert not folder.create("a/b", [b"x"], scratch="_build/tmp")
     assert folder.copy("a/c", folder, "a/b", create=True)
-    if os.link.__name__ == "link":
+    if not unknown:
         assert folder.local("a/c").samefile(folder.local("a/b")), "the cheapest copy"
     assert not folder.copy("a/c", folder, "a/b", create=True)
     folder.put("a/b", [b"replaced"])
@@ -308,25 +300,26 @@ def test_a_folder_that_is_a_link_is_the_one_that_it_leads_to(folder: LocalFolder
     assert linked.read("a/1") == b"other"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "folder"])
+def _bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+        bound.bind(path.name)
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "socket": _bind,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
 def test_what_is_no_regular_file_is_said_at_once(folder: LocalFolder, kind: str) -> None:
     folder.put("own", [b"own"])
-    path = folder.local("x")
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(folder.root):
-            bound.bind("x")
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")
-    with pytest.raises(StorageError, match=r"cannot read .*root/x: "):
-        folder.read("x")
-    with pytest.raises(StorageError, match=r"cannot read .*root/x: "):
-        folder.get("x")
-    [found] = folder.read_ranges([("x", 0, 1)])
-    assert isinstance(found, StorageError)
+    NO_FILES[kind](folder.local("x"))
+    for read in (folder.read, folder.get, lambda n: required(*folder.read_ranges([(n, 0, 1)]))):
+        with pytest.raises(StorageError, match=r"cannot read .*root/x: "):
+            read("x")
     assert folder.size("x") is None
     assert folder.exists("x") == (kind == "folder")
     assert folder.sizes() == {"own": 3}
@@ -427,13 +420,8 @@ def test_what_is_not_there_is_not_made_and_has_the_space_of_the_nearest_folder(
 ) -> None:
     with pytest.raises(StorageError, match=r"cannot list .*root"):
         list(folder.walk())
-    asked: list[Path] = []
-
-    def disk_usage(path: Path) -> object:
-        asked.append(path)
-        return SimpleNamespace(free=7)
-
+    disk_usage = Mock(return_value=SimpleNamespace(free=7))
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     assert LocalFolder(folder.root / "not" / "yet").free_bytes() == 7
-    assert asked == [folder.root.parent]
+    disk_usage.assert_called_once_with(folder.root.parent)
     assert not folder.root.exists()

@@ -10,8 +10,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,11 +182,9 @@ def test_options_that_are_wrong_are_refused_without_their_values(
 def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() -> None:
     from botocore.exceptions import ClientError
 
-    def head_bucket(**arguments: str) -> None:
-        metadata = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
-        raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": metadata}, "HeadBucket")
-
-    client = SimpleNamespace(head_bucket=head_bucket)
+    metadata = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
+    refusal = {"Error": {"Code": "403"}, "ResponseMetadata": metadata}
+    client = Mock(**{"head_bucket.side_effect": ClientError(refusal, "HeadBucket")})
     assert service_options._region(client, "bucket") == "eu-north-1"
 
 

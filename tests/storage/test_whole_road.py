@@ -11,9 +11,8 @@ from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import require_create_only
-from tests.conftest import BuiltStore
 from tests.storage.conftest import RECIPE, SERVERS, numbers
-from tests.support.building import assert_whole_road, contents, put_photos, write_jpegs
+from tests.support.building import assert_whole_road, put_photos, write_jpegs
 from tests.support.servers import Azurite, FaultProxy, S3Server
 
 SECRET = "a-secret-that-nobody-may-see"
@@ -53,18 +52,6 @@ def test_from_bucket_to_bucket_to_training(
     stored = open_folder(store, server.options())
     for secret in (SECRET, Azurite.KEY):
         assert not any(secret.encode() in stored.read(info.name) for info in stored.walk())
-
-
-def test_a_version_goes_there_and_back_and_is_the_same(
-    stores: dict[str, BuiltStore], s3: S3Server, tmp_path: Path
-) -> None:
-    built, url, options = stores["image"], f"s3://bucket/store-{next(numbers)}", s3.options()
-    for skipped in (0, built.result.shards):
-        pushed = precache.push(built.path, url, storage_options=options)
-        assert (pushed.version, pushed.skipped) == (built.result.version, skipped)
-    back = precache.pull(url, tmp_path / "back", storage_options=options)
-    assert contents(Path(back.path)) == contents(built.version_folder)
-    assert precache.verify(tmp_path / "back").ok
 
 
 def test_a_store_or_server_that_is_not_there_is_named_without_secrets(

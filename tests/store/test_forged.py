@@ -22,7 +22,7 @@ from precache.cli.main import main
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage import base as folder
 from tests.support.building import build_here, write, write_jpegs
-from tests.support.forging import little_memory, put_root, settle
+from tests.support.forging import edit_root, little_memory, settle
 from tests.support.mutations import places, small_names
 
 RECIPE = precache.Recipe.image(resize=8, crop=8)
@@ -83,16 +83,27 @@ def read_all(store: Path) -> None:
         list(loader)
 
 
-SAYS_ANOTHER_SIZE = "(a chunk does not decode: )?its frame is another size"
+NO_HOLES = [
+    b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"1": ["a", ["lost", ""]]}',
+    b'{"-1": ["a", ["failed", ""]]}', b'{"9999999999999999999999": ["a", ["failed", ""]]}',
+]  # fmt: skip
+ANOTHER_SIZE = " is damaged: (a chunk does not decode: )?its frame is another size"
 OBJECTS = {
-    **{f"keys {case}": ("key/c/0", data, "") for case, data in KEYS.items()},
+    **{f"keys {case}": ("key/c/0", data, " is damaged: ") for case, data in KEYS.items()},
+    **{f"holes {data!r}": ("holes/c/0", data, "") for data in NO_HOLES},
     **{
-        f"{name} {case}": (name, KEYS[case], SAYS_ANOTHER_SIZE)
+        f"{name} {case}": (name, KEYS[case], ANOTHER_SIZE)
         for name in ("label/c/0", "valid/c/0", "shards/image/c/0/0")
         for case in ("a bomb", "a bomb that says so")
     },
-    "booleans": ("valid/c/0", frame(bytes([7]) * 13), ".*neither true nor false"),
-    "as many booleans as rows could be": ("valid/c/0", frame(bytes(1 << 20)), SAYS_ANOTHER_SIZE),
+    "booleans": ("valid/c/0", frame(bytes([7]) * 13), " is damaged: .*neither true nor false"),
+    "as many booleans as rows could be": ("valid/c/0", frame(bytes(1 << 20)), ANOTHER_SIZE),
+}
+
+
+READS: dict[str, Callable[[Path], object]] = {
+    "key/c/0": lambda store: precache.open(store).keys[0],
+    "holes/c/0": lambda store: precache.open(store).holes,
 }
 
 
@@ -102,8 +113,9 @@ def test_a_forged_small_object(case: str, store: Path) -> None:
     version = version_of(store)
     (version / name).write_bytes(data)
     settle(version)
-    with little_memory(), pytest.raises(DamageError, match=f"{name} is damaged: {words}"):
-        _ = precache.open(store).keys[0] if name == "key/c/0" else read_all(store)
+    error = StoreError if name == "holes/c/0" else DamageError
+    with little_memory(), pytest.raises(error, match=f"{name}{words}"):
+        READS.get(name, read_all)(store)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +128,7 @@ def test_rows_that_no_memory_holds(shape: list[int], store: Path) -> None:
         precache.CachedDataset(store, access="pread").__getitems__(range(8))
 
     version = version_of(store)
-
-    document = json.loads((version / "zarr.json").read_bytes())
-    document["attributes"]["precache"]["fields"]["image"]["shape"] = shape
-    put_root(version, document)
+    edit_root(version, lambda own: own["fields"]["image"].update(shape=shape))
     with little_memory():
         for use in (read_all, read_many):
             with pytest.raises((DamageError, StoreError), match=re.escape(str(version))):
@@ -148,12 +157,8 @@ def command(*arguments: str) -> Callable[[Path], object]:
     return run
 
 
-def build_again(store: Path) -> None:
-    build_here(store.parent / "in", store, RECIPE, OPTIONS)
-
-
-def build_another(store: Path) -> None:
-    build_here(store.parent / "in", store, precache.Recipe.image(resize=8, codec="raw"), OPTIONS)
+def build_again(store: Path, recipe: precache.Recipe = RECIPE) -> None:
+    build_here(store.parent / "in", store, recipe, OPTIONS)
 
 
 USES: list[Callable[[Path], object]] = [
@@ -167,7 +172,7 @@ USES: list[Callable[[Path], object]] = [
     command("verify", "{store}"),
     command("use", "{store}@0"),
     build_again,
-    build_another,
+    lambda store: build_again(store, precache.Recipe.image(resize=8, codec="raw")),
 ]
 
 HOSTILE: list[Any] = [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,12 @@ def test_one_that_is_renewed_amid_the_commit_of_another_build_leaves_nothing(
 
 def test_who_waits_is_told_for_whom(store: Folder, place: str) -> None:
     said: list[LeaseDocument] = []
-    got: list[Lease] = []
-    with taken(store, place):
-        waiting = threading.Thread(
-            target=lambda: got.append(Leases(store, place).wait(said.append))
-        )
-        waiting.start()
-        poll(lambda: said, "it says for whom it waits")
-        assert not got
-    waiting.join(60)
-    assert [lease.is_held() for lease in got] == [True]
+    with ThreadPoolExecutor() as pool:
+        with taken(store, place):
+            waiting = pool.submit(Leases(store, place).wait, said.append)
+            poll(lambda: said, "it says for whom it waits")
+            assert not waiting.done()
+        assert waiting.result(60).is_held()
     assert [document.holder.pid for document in said] == [os.getpid()]
 
 

@@ -1,7 +1,6 @@
 """Opening stores and their versions; what is none is refused in words."""
 
 import hashlib
-import json
 import re
 import shutil
 import threading
@@ -24,7 +23,7 @@ from precache.store.open import split_uri
 from tests.conftest import BuiltStore
 from tests.support.building import append_commit
 from tests.support.building import version_name as _id
-from tests.support.forging import put_root
+from tests.support.forging import edit_root
 from tests.support.servers import FaultProxy, S3Server
 
 
@@ -124,20 +123,6 @@ def test_a_version_that_is_begun_is_not_seen_and_one_that_is_gone_is_said_to_be(
         precache.open(own.path)
 
 
-def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads((store.version_folder / "zarr.json").read_bytes())
-    change(document["attributes"]["precache"])
-    put_root(store.version_folder, document)
-
-
-@pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
-def test_another_format_is_refused(own: BuiltStore, number: Any) -> None:
-    _edit(own, lambda root: root.update(format=number))
-    refusal = rf"store format .* reads format {FORMAT} alone; read it with the release that wrote"
-    with pytest.raises(StoreError, match=refusal):
-        precache.open(own.path)
-
-
 def test_a_prefix_that_is_no_store_is_refused_after_a_few_requests(
     s3: S3Server, proxy: FaultProxy
 ) -> None:
@@ -158,55 +143,85 @@ def test_a_prefix_that_is_no_store_is_refused_after_a_few_requests(
     assert open_for_writing("s3://bucket/begun", "", options) == begun
 
 
-FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "rows of words": lambda own: own.update(rows="many"),
-    "rows below none": lambda own: own.update(rows=-5),
-    "more rows than objects": lambda own: own.update(rows=2**20 + 1),
-    "a trillion shards": lambda own: own.update(rows=10**12, rows_per_shard=1),
-    "a trillion rows in a shard": lambda own: own.update(rows=10**12, rows_per_shard=10**12),
-    "as many rows as numbers count": lambda own: own.update(rows=2**63 - 1),
-    "objects elsewhere": lambda own: own["objects"].update({"../x/zarr.json": [1, "0" * 32]}),
-    "digests that are none": lambda own: own["objects"].update({"label/c/0": [1, "x"]}),
-    "labels that none has": lambda own: own["objects"].pop("label/c/0"),
-    "no rows": lambda own: own.pop("rows"),
-    "no version": lambda own: own.pop("version"),
-    "version of another kind": lambda own: own.update(version=[1]),
-    "no fields": lambda own: own.pop("fields"),
-    "fields of another kind": lambda own: own.update(fields=7),
-    "fields as a list": lambda own: own.update(fields=["image"]),
-    "field of another kind": lambda own: own["fields"].update(image=None),
-    "field without a shape": lambda own: own["fields"]["image"].pop("shape"),
-    "field that is not there": lambda own: own["fields"].update(mask=own["fields"]["image"]),
-    "field with a path": lambda own: own["fields"].update(
-        {"../" + own["version"] + "/image": own["fields"].pop("image")}
+Change = Callable[[dict[str, Any]], object]
+
+
+def image(**changes: Any) -> Change:
+    """Change the field, which then has no statistics, and may have shapes of its own."""
+    shapes = {"image.shape/c/0/0": [1, "0" * 32]}
+    return lambda own: (
+        own["fields"]["image"].update(changes),
+        own["objects"].update(shapes),
+        own.update(mean={}, std={}),
+    )
+
+
+def named(name: str) -> Change:
+    return lambda own: own["fields"].update({name: own["fields"]["image"]})
+
+
+OTHER_FORMAT = rf"store format .* reads format {FORMAT} alone; read it with the release that wrote"
+NAMES = (*sorted(RESERVED), "label.0", "_sums", "a b", "image.x", "../x")
+NO_NAME = (
+    "zarr.json is damaged or forged: .*a field cannot be called '{}.*; run the same precache build"
+)
+DAMAGED = "zarr.json is damaged or forged"
+FORGED: dict[str, tuple[Change, str]] = {
+    **{
+        f"format {number!r}": (lambda own, number=number: own.update(format=number), OTHER_FORMAT)
+        for number in (FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4])
+    },
+    **{
+        f"a field {name!r}": (named(name), NO_NAME.format(re.escape(name.removesuffix(".0"))))
+        for name in NAMES
+    },
+    "a field '../x' of the recipe": (
+        lambda own: own["recipe"]["fields"].update({"../x": own["recipe"]["fields"]["image"]}),
+        NO_NAME.format(r"\.\./x"),
     ),
-    "means of no array": lambda own: own["mean"].update({"image.x": [1.0] * 3}),
-    "means of other channels": lambda own: own["std"].update(image=[1.0]),
+    "rows of words": (lambda own: own.update(rows="many"), DAMAGED),
+    "rows below none": (lambda own: own.update(rows=-5), DAMAGED),
+    "more rows than objects": (lambda own: own.update(rows=2**20 + 1), DAMAGED),
+    "a trillion shards": (lambda own: own.update(rows=10**12, rows_per_shard=1), DAMAGED),
+    "a trillion rows in one": (lambda own: own.update(rows=10**12, rows_per_shard=10**12), DAMAGED),
+    "as many rows as numbers count": (lambda own: own.update(rows=2**63 - 1), DAMAGED),
+    "elsewhere": (lambda own: own["objects"].update({"../x/zarr.json": [1, "0" * 32]}), DAMAGED),
+    "digests that are none": (lambda own: own["objects"].update({"label/c/0": [1, "x"]}), DAMAGED),
+    "labels that none has": (lambda own: own["objects"].pop("label/c/0"), DAMAGED),
+    "no rows": (lambda own: own.pop("rows"), DAMAGED),
+    "no version": (lambda own: own.pop("version"), DAMAGED),
+    "version of another kind": (lambda own: own.update(version=[1]), DAMAGED),
+    "no fields": (lambda own: own.pop("fields"), DAMAGED),
+    "fields of another kind": (lambda own: own.update(fields=7), DAMAGED),
+    "fields as a list": (lambda own: own.update(fields=["image"]), DAMAGED),
+    "field of another kind": (lambda own: own["fields"].update(image=None), DAMAGED),
+    "field without a shape": (lambda own: own["fields"]["image"].pop("shape"), DAMAGED),
+    "field that is not there": (named("mask"), DAMAGED),
+    "means of no array": (lambda own: own["mean"].update({"image.x": [1.0] * 3}), DAMAGED),
+    "means of other channels": (lambda own: own["std"].update(image=[1.0]), DAMAGED),
+    "no such codec": (image(codec="gzip"), "zarr.json.*codec 'gzip'; there are raw, zstd"),
+    "filtered floats": (image(codec="image", dtype="float32"), "zarr.json.*no uint8 images"),
+    "filtered labels": (image(codec="image", shape=[5]), "zarr.json.*no uint8 images"),
+    "files of one shape": (image(codec="jpeg"), "zarr.json.*stores ragged rows alone"),
+    "half colours of one shape": (image(codec="raw420"), "zarr.json.*stores ragged rows alone"),
+    "rows of nothing": (image(shape=[3, 0, 8]), r"zarr.json.*rows are \(3, 0, 8\)"),
+    "ragged rows without axes": (image(shape=[], ragged=True), r"zarr.json.*rows are \(\)"),
+    "more bytes than numbers count": (
+        image(codec="raw", shape=[2**62, 2]),
+        "zarr.json.*bytes; precache",
+    ),
+    "more chunks than any shard has": (
+        lambda own: own.update(rows_per_shard=2**31 + 1),
+        "zarr.json.*chunks in each shard",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", FORGED_ATTRIBUTES)
+@pytest.mark.parametrize("case", FORGED)
 def test_forged_attributes_are_a_store_error_at_opening(case: str, own: BuiltStore) -> None:
-    _edit(own, FORGED_ATTRIBUTES[case])
-    with pytest.raises(StoreError, match=r"zarr.json is damaged or forged"):
-        precache.open(own.path)
-
-
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [
-        *(("fields", n) for n in (*sorted(RESERVED), "label.0", "_sums", "a b", "image.x", "../x")),
-        ("recipe", "../x"),
-    ],
-)
-def test_a_forged_name_of_a_field_is_refused_by_name(name: str, part: str, own: BuiltStore) -> None:
-    def forge(root: dict[str, Any]) -> None:
-        fields = root["fields"] if part == "fields" else root["recipe"]["fields"]
-        fields[name] = fields["image"]
-
-    _edit(own, forge)
-    said = rf"a field cannot be called '{re.escape(name.removesuffix('.0'))}.*; run the same prec"
-    with pytest.raises(StoreError, match=rf"zarr.json is damaged or forged: .*{said}ache build"):
+    change, words = FORGED[case]
+    edit_root(own.version_folder, change)
+    with pytest.raises(StoreError, match=words):
         precache.open(own.path)
 
 

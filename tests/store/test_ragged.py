@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,6 @@ every_codec = pytest.mark.parametrize("codec", CODECS)
 PER_SHARD = 8
 
 
-def document_of(codec: str, rows: int = 5) -> dict[str, Any]:
-    field = Field.model_validate({"ops": [{"op": "decode"}], "codec": codec})
-    return field_document(field, RowShape((3, 20, 20), "uint8", ragged=True), rows, PER_SHARD)
-
-
 def decoder_of(codec: str) -> Decoder:
     return decoder(CODECS[codec], "uint8", ragged=True)
 
@@ -53,7 +49,9 @@ def photos(count: int = 21) -> list[np.ndarray]:
 
 def write(folder: Path, rows: list[np.ndarray], codec: str) -> None:
     """Write an array of ragged rows as a field of a version is written."""
-    document = document_of(codec, len(rows))
+    field = Field.model_validate({"ops": [{"op": "decode"}], "codec": codec})
+    row = RowShape((3, 20, 20), "uint8", ragged=True)
+    document = field_document(field, row, len(rows), PER_SHARD)
     (folder / "c").mkdir(parents=True)
     (folder / "zarr.json").write_text(json.dumps(document))
     for number, start in enumerate(range(0, len(rows), PER_SHARD)):
@@ -73,7 +71,9 @@ def chunks(shard: bytes, count: int) -> list[memoryview]:
 
 
 @every_codec
-def test_zarr_python_reads_the_rows_that_are_written(codec: str, tmp_path: Path) -> None:
+def test_zarr_python_reads_rows_that_are_written_and_the_other_way(
+    codec: str, tmp_path: Path
+) -> None:
     rows = photos()
     write(tmp_path / "image", rows, codec)
     array: Any = zarr.open_array(tmp_path / "image", mode="r")
@@ -85,21 +85,14 @@ def test_zarr_python_reads_the_rows_that_are_written(codec: str, tmp_path: Path)
             undo_image(pixels)
         np.testing.assert_array_equal(pixels, row)
     assert bytes(array[13:14][0]) == bytes(array[:][13])
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_rows_that_zarr_python_writes_are_read(codec: str, tmp_path: Path) -> None:
-    rows = photos()
-    write(tmp_path / "ours", rows, codec)
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    document = (tmp_path / "ours" / "zarr.json").read_text()
-    (theirs / "zarr.json").write_text(document)
-    array: Any = zarr.open_array(theirs, mode="r+")
+    if filtered:
+        return
+    shutil.rmtree(tmp_path / "image/c")
+    array = zarr.open_array(tmp_path / "image", mode="r+")
     array[:] = np.array([row.tobytes() for row in rows], object)
     for start in range(0, len(rows), PER_SHARD):
         part = rows[start : start + PER_SHARD]
-        shard = (theirs / f"c/{start // PER_SHARD}").read_bytes()
+        shard = (tmp_path / f"image/c/{start // PER_SHARD}").read_bytes()
         part = [row for row in part if row.size]  # chunks of the fill value are left out
         for row, chunk in zip(part, chunks(shard, PER_SHARD), strict=True):
             read = decoder_of(codec).decode_ragged(chunk, row.shape, "uint8")

@@ -4,6 +4,7 @@ import io
 import json
 import tempfile
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,9 @@ def tables(draw: st.DrawFn) -> RowTable:
     rows = draw(st.lists(ROWS, min_size=1, max_size=20))
     keys, sizes, mtimes, etags, labels = map(list, zip(*rows, strict=True))
     numbers = [np.array(column, np.int64) for column in (sizes, mtimes, labels)]
+    columns = dict(zip(("sizes", "mtimes", "labels"), numbers, strict=True))
     classes = tuple(draw(st.lists(st.text(), max_size=4)))
-    return RowTable(
-        keys=keys,
-        sizes=numbers[0],
-        mtimes=numbers[1],
-        etags=etags,
-        labels=numbers[2],
-        classes=classes,
-    )
+    return RowTable(keys=keys, etags=etags, classes=classes, **columns)
 
 
 @settings(max_examples=20)
@@ -75,21 +70,22 @@ def _with_labels(labels: np.ndarray) -> RowTable:
     )
 
 
-@pytest.mark.parametrize("labels", [np.arange(-1, 9), *OTHER_LABELS])
+@pytest.mark.parametrize("labels", [np.arange(-1, 9), np.zeros(6, np.int64), *OTHER_LABELS])
 @pytest.mark.parametrize("per_chunk", [3, 1 << 20])
 def test_a_table_is_written_in_parts_with_labels_of_every_kind(
     labels: np.ndarray, per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrays, "ROWS_PER_CHUNK", per_chunk)
     monkeypatch.setattr(small_arrays, "KEYS_PER_CHUNK", per_chunk)
-    table = _with_labels(labels)
+    table = replace(_with_labels(labels), removed=frozenset({0, len(labels) - 1}))
     data = freeze(table)
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    assert f"key/c/{(len(labels) - 1) // per_chunk}" == max(n for n in names if "key/c" in n)
+    for folder in ("key", "rows/removed", "rows/size"):
+        chunks = [name for name in names if name.startswith(f"{folder}/c/")]
+        assert len(chunks) == -(-len(labels) // per_chunk)
     again = thaw(data, "rows.zip")
-    assert (list(again.keys), again.labels.dtype) == (list(table.keys), labels.dtype)
-    np.testing.assert_array_equal(again.labels, labels)
-    assert again.digest == table.digest
+    assert again.labels.dtype == labels.dtype
+    assert (again.removed, again.digest) == (table.removed, table.digest)
 
 
 DIGESTS = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}" if number else "")

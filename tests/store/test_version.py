@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import StoreError
 from tests.conftest import BuiltStore
-from tests.support.forging import settle
 
 
 def test_a_version_tells_what_it_holds(image_store: BuiltStore) -> None:
@@ -79,17 +77,3 @@ def test_documents_of_small_arrays_are_for_other_software(own: BuiltStore) -> No
     assert len(list(precache.open(own.path).keys)) == 23
     with precache.Loader(own.path, batch_size=4, shuffle=False) as loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"1": ["a", ["lost", ""]]}',
-        b'{"-1": ["a", ["failed", ""]]}', b'{"9999999999999999999999": ["a", ["failed", ""]]}',
-    ],
-)  # fmt: skip
-def test_a_forged_list_of_holes_names_its_file(data: bytes, own: BuiltStore) -> None:
-    (own.version_folder / "holes/c/0").write_bytes(data)
-    settle(own.version_folder)
-    with pytest.raises(StoreError, match=r"holes/c/0"):
-        _ = precache.open(own.path).holes

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def put_root(version: Path, document: Any) -> bytes:
         if commit["version"] == version.name:
             entry.write_text(json.dumps({**commit, "root": seal_of(root)}))
     return root
+
+
+def edit_root(version: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a version's root says of the version."""
+    document = json.loads((version / "zarr.json").read_bytes())
+    change(document["attributes"]["precache"])
+    put_root(version, document)
 
 
 def settle(version: Path) -> None:

@@ -38,12 +38,12 @@ class ListingServer(HTTPServer):
         self.starts = True
         super().__init__(_Handler)
 
-    def options(self) -> dict[str, Any]:
-        """Storage options."""
+    def options(self, port: int | None = None) -> dict[str, Any]:
+        """Storage options, through a proxy's port or straight."""
         return {
             "key": "someone",
             "secret": "something",
-            "endpoint_url": f"http://127.0.0.1:{self.port}",
+            "endpoint_url": f"http://127.0.0.1:{port or self.port}",
             "client_kwargs": {"region_name": "us-east-1"},
         }
 
@@ -94,9 +94,8 @@ class AzureListingServer(ListingServer):
     def __init__(self, names: Sequence[str], page: int = AZURES_PAGE, latency: float = 0.0) -> None:
         super().__init__(names, page, latency)
 
-    def options(self) -> dict[str, Any]:
-        """Storage options."""
-        endpoint = f"http://127.0.0.1:{self.port}/account"
+    def options(self, port: int | None = None) -> dict[str, Any]:
+        endpoint = f"http://127.0.0.1:{port or self.port}/account"
         parts = {"AccountName": "account", "AccountKey": "a2V5", "BlobEndpoint": endpoint}
         return {"connection_string": ";".join(f"{n}={value}" for n, value in parts.items())}
 
