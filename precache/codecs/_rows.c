@@ -1319,7 +1319,15 @@ typedef struct {
 #define JPEG_HEIGHT 6
 #define AS_RGB 0
 #define AS_GREY 6
+/* Of one or two columns of colours, libjpeg does not interpolate. */
 #define LEAST_REGION 8
+
+/* Second bytes of markers (ITU-T T.81, table B.1). */
+#define START_OF_FRAME 0xC0
+#define RESTART 0xD0
+#define END 0xD9
+#define START_OF_SCAN 0xDA
+#define RESTART_INTERVAL 0xDD
 
 static TurboJpeg turbojpeg;
 
@@ -1351,14 +1359,137 @@ static PyObject *load_turbojpeg(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_TRUE;
 }
 
+/* Return the place behind the next marker of an entropy-coded segment; 0 if there is none. */
+static size_t behind_marker(const uint8_t *file, size_t at, size_t size)
+{
+    while (at + 1 < size) {
+        const uint8_t *place = memchr(file + at, 0xFF, size - 1 - at);
+        if (place == NULL)
+            return 0;
+        at = (size_t)(place - file) + 2;
+        if (place[1] != 0)
+            return at;
+    }
+    return 0;
+}
+
+static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Make a smaller JPEG, in `out`, of the restart intervals (ITU-T T.81, F.1.1.5) that hold a window
+   and the pixels beside it that colours are interpolated from, and move the window there. Returns
+   its size; 0 if `file` is no baseline JPEG of such intervals, -1 if there is no memory. */
+static int64_t cut_jpeg(const uint8_t *file, size_t size, Window *in, Scratch *out)
+{
+    size_t at = 2, frame = 0, interval = 0, length;
+    int marker = 0;
+    for (; marker != START_OF_SCAN; at += 2 + length) {
+        if (at + 4 > size || file[at] != 0xFF)
+            return 0;
+        marker = file[at + 1];
+        length = (size_t)file[at + 2] << 8 | file[at + 3];
+        if (marker < START_OF_FRAME || (marker >= RESTART && marker <= END) || marker == 0xFF ||
+            length < 4 || length > size - at - 2)
+            return 0;
+        if (marker == START_OF_FRAME && length >= 11 &&
+            length >= 8 + 3 * (size_t)file[at + 9])
+            frame = at + 5;
+        if (marker == RESTART_INTERVAL)
+            interval = (size_t)file[at + 4] << 8 | file[at + 5];
+    }
+    if (frame == 0 || file[at - length + 2] != file[frame + 4])
+        return 0;
+    int channels = file[frame + 4], sampling = channels == 1 ? 0x11 : file[frame + 6];
+    int64_t height = file[frame] << 8 | file[frame + 1];
+    int64_t width = file[frame + 2] << 8 | file[frame + 3];
+    int64_t tall = (sampling & 15) * 8, wide = (sampling >> 4) * 8;
+    if (interval == 0 || tall == 0 || wide == 0 || height != in->shape.height ||
+        width != in->shape.width || (channels != 1 && channels != 3) ||
+        (channels == 3 && (file[frame + 9] != 0x11 || file[frame + 12] != 0x11)) ||
+        (width + wide - 1) / wide % (int64_t)interval != 0)
+        return 0;
+    wide *= (int64_t)interval;
+    int64_t lines = (height + tall - 1) / tall, columns = (width + wide - 1) / wide;
+    int64_t top = (in->down.first - (in->down.first > 0)) / tall;
+    int64_t left = (in->across.first - (in->across.first > 0)) / wide;
+    int64_t bottom = lesser((in->down.first + in->down.size) / tall + 1, lines);
+    int64_t right = lesser((in->across.first + in->across.size) / wide + 1, columns);
+    left -= left > 0 && lesser(right * wide, width) - left * wide < LEAST_REGION;
+    if (!make_room(out, size))
+        return -1;
+    size_t copied = at, end;
+    memcpy(out->memory, file, at);
+    for (int64_t number = 0, kept = 0; number < (bottom - 1) * columns + right; at = end) {
+        int64_t line = number / columns, column = number % columns;
+        int closing = ++number == lines * columns ? END : RESTART + (int)((number - 1) % 8);
+        end = behind_marker(file, at, size);
+        if (end == 0 || file[end - 1] != closing)
+            return 0;
+        if (line >= top && column >= left && column < right) {
+            memcpy(out->memory + copied, file + at, end - at);
+            copied += end - at;
+            out->memory[copied - 1] = (uint8_t)(RESTART + kept++ % 8);
+        }
+    }
+    out->memory[copied - 1] = END;
+    in->shape.height = (Py_ssize_t)(lesser(bottom * tall, height) - top * tall);
+    in->shape.width = (Py_ssize_t)(lesser(right * wide, width) - left * wide);
+    in->down.first -= top * tall, in->across.first -= left * wide;
+    out->memory[frame] = (uint8_t)(in->shape.height >> 8);
+    out->memory[frame + 1] = (uint8_t)in->shape.height;
+    out->memory[frame + 2] = (uint8_t)(in->shape.width >> 8);
+    out->memory[frame + 3] = (uint8_t)in->shape.width;
+    return (int64_t)copied;
+}
+
+PyDoc_STRVAR(part_of_jpeg_doc,
+"part_of_jpeg(file, shape, box)\n--\n\n"
+"Return a smaller JPEG that has a box of the pixels of a file, the shape of all its pixels, and top\n"
+"and left of the box there; None if the file has no restart intervals to make it of.\n\n"
+"`shape` is (channels, height, width) of the file's pixels, `box` top, left, height and width.");
+
+static PyObject *part_of_jpeg(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer file;
+    Window in = {.down = {0, 0, 0, 1}, .across = {0, 0, 0, 1}};
+    long long top, left, height, width;
+    if (!PyArg_ParseTuple(args, "y*(nnn)(LLLL):part_of_jpeg", &file, &in.shape.channels,
+                          &in.shape.height, &in.shape.width, &top, &left, &height, &width))
+        return NULL;
+    in.down.first = top, in.down.size = height, in.across.first = left, in.across.size = width;
+    Scratch out = {NULL, 0};
+    int64_t size = 0;
+    PyObject *result = NULL;
+    if (is_window(&in.down, in.shape.height) && is_window(&in.across, in.shape.width)) {
+        Py_BEGIN_ALLOW_THREADS
+        size = cut_jpeg(file.buf, (size_t)file.len, &in, &out);
+        Py_END_ALLOW_THREADS
+    }
+    if (size < 0)
+        PyErr_NoMemory();
+    else if (size == 0)
+        result = Py_NewRef(Py_None);
+    else
+        result = Py_BuildValue("y#(nnn)nn", (const char *)out.memory, (Py_ssize_t)size,
+                               in.shape.channels, in.shape.height, in.shape.width,
+                               (Py_ssize_t)in.down.first, (Py_ssize_t)in.across.first);
+    free(out.memory);
+    PyBuffer_Release(&file);
+    return result;
+}
+
 /* Decode the window of a JPEG, with as many pixels beside it as the colours are interpolated from
    and as begin in a block; 0 if it is damaged, of other sides, or cannot be decoded so, -1 if there
    is no memory. */
 static int decode_window(void *handle, const uint8_t *file, size_t size, Window *in,
-                         Scratch *pixels)
+                         Scratch *part, Scratch *pixels)
 {
     static const int block_widths[] = {8, 16, 16, 8, 8, 32, 8}; /* by subsampling */
     const Axis *across = &in->across, *down = &in->down;
+    int64_t cut = cut_jpeg(file, size, in, part);
+    if (cut < 0)
+        return -1;
+    if (cut > 0)
+        file = part->memory, size = (size_t)cut;
     if (turbojpeg.read_head(handle, file, size) != 0 ||
         turbojpeg.get(handle, JPEG_WIDTH) != in->shape.width ||
         turbojpeg.get(handle, JPEG_HEIGHT) != in->shape.height ||
@@ -1371,7 +1502,6 @@ static int decode_window(void *handle, const uint8_t *file, size_t size, Window 
     int64_t left = across->first > 0 ? (across->first - 1) / block * block : 0;
     int64_t end = across->first + across->size;
     end += end < in->shape.width;
-    /* Of one or two columns of colours, libjpeg does not interpolate. */
     if (end - left < LEAST_REGION)
         end = left + LEAST_REGION < in->shape.width ? left + LEAST_REGION : in->shape.width;
     if (end - left < LEAST_REGION && left > 0)
@@ -1398,7 +1528,7 @@ typedef struct {
     int filtered;
     Decompressor with;
     void *jpeg; /* NULL: chunks are zstd frames */
-    Scratch pixels;
+    Scratch pixels, part;
 } Packed;
 
 #define HEAD_SIZE 8
@@ -1413,7 +1543,7 @@ static int unpack_jpeg(Packed *packed, Py_ssize_t i, Window *in)
          ending(chunk + size + CRC_SIZE) != crc32c_copying(NULL, chunk, (size_t)size, 0)))
         return 0;
     return decode_window(packed->jpeg, chunk + HEAD_SIZE, (size_t)size - HEAD_SIZE, in,
-                         &packed->pixels);
+                         &packed->part, &packed->pixels);
 }
 
 /* Decompress an image down to the last line of its window, or the window of a JPEG; 0 if that is
@@ -1520,6 +1650,7 @@ static PyObject *resize(PyObject *Py_UNUSED(module), PyObject *args)
             }
             free(scratch.memory);
             free(packed.pixels.memory);
+            free(packed.part.memory);
             Py_END_ALLOW_THREADS
             if (packed.with.context)
                 zstd.release(packed.with.context);
@@ -1550,6 +1681,7 @@ static PyMethodDef methods[] = {
     {"undo_image", undo_image, METH_VARARGS, undo_image_doc},
     {"load_zstd", load_zstd, METH_VARARGS, load_zstd_doc},
     {"load_turbojpeg", load_turbojpeg, METH_VARARGS, load_turbojpeg_doc},
+    {"part_of_jpeg", part_of_jpeg, METH_VARARGS, part_of_jpeg_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},

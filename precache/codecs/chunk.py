@@ -250,6 +250,7 @@ class Decoder:
         *,
         verify: bool = True,
         room: np.ndarray | None = None,
+        box: np.ndarray | None = None,
     ) -> np.ndarray:
         """Decode the chunk of one ragged row; a plain one is not copied, and read-only.
 
@@ -261,7 +262,7 @@ class Decoder:
             Shape of the row: no more memory is taken, whatever the chunk claims.
         verify
             Check a CRC32C. zstd's content checksum is always checked.
-        room
+        room, box
             As of `decode_jpeg`.
 
         Raises
@@ -273,7 +274,7 @@ class Decoder:
         if self.jpeg and nbytes:
             file = self._payload(data, verify=verify)
             require_plausible(len(file), nbytes)
-            return decode_jpeg(file, shape, room)
+            return decode_jpeg(file, shape, room, box)
         if self.halves and nbytes:
             _require(shape[0] == 3, f"rows of raw420 are no {tuple(shape)}")
             stored = int(planes_nbytes(np.array(shape)))

@@ -126,7 +126,9 @@ class RaggedReader(ArrayReader):
         # shape may be forged.
         largest = min(MAX_EXPANDED, int(self.shapes[rows].prod(axis=1).max(initial=0)))
         room = np.empty(largest if jpeg else 0, np.uint8)
-        with contextlib.closing(self.rows(rows, room)) as images:
+        windows = replace(windows, boxes=windows.boxes.astype(np.int64))
+        boxes = windows.boxes if jpeg and blended else None
+        with contextlib.closing(self.rows(rows, room, boxes)) as images:
             for number, (row, image) in enumerate(zip(rows.tolist(), images, strict=True)):
                 part = slice(number, number + 1)
                 window, seen = windows.part(part), out[part]
@@ -194,7 +196,12 @@ class RaggedReader(ArrayReader):
         return True
 
     def rows(
-        self, rows: np.ndarray, room: np.ndarray | None = None, *, planes: bool = False
+        self,
+        rows: np.ndarray,
+        room: np.ndarray | None = None,
+        boxes: np.ndarray | None = None,
+        *,
+        planes: bool = False,
     ) -> Generator[np.ndarray, None, None]:
         """Yield rows in the given order, of the array's dtype and their own shapes.
 
@@ -205,6 +212,8 @@ class RaggedReader(ArrayReader):
         ----------
         room
             As of `decode_jpeg`: each row may be overwritten by the next.
+        boxes
+            (n, 4) int64: of each, as of `decode_jpeg`.
         planes
             Yield rows of `raw420` as they are stored.
 
@@ -221,7 +230,10 @@ class RaggedReader(ArrayReader):
             shapes, decoder = planes_nbytes(shapes)[:, np.newaxis], replace(decoder, halves=False)
         for position, (data, check) in enumerate(zip(chunks, checks, strict=True)):
             shape, dtype = tuple(shapes[position].tolist()), self.array.dtype
-            decode = functools.partial(decoder.decode_ragged, shape=shape, dtype=dtype, room=room)
+            decode = functools.partial(
+                decoder.decode_ragged, shape=shape, dtype=dtype, room=room,
+                box=None if boxes is None else boxes[position],
+            )  # fmt: skip
             value = self._chunk(places, position, data, check, decode)
             if check != kernels.UNCHECKED:
                 self._mark_checked(places.part(position))

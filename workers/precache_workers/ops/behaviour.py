@@ -124,7 +124,7 @@ class _Jpeg(Operation):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        return ("simplejpeg",)
+        return ("pillow", "simplejpeg")
 
     def __call__(self, value: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
         file = jpeg.encode_jpeg(value.transpose(2, 0, 1), self.quality)
