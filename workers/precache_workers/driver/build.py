@@ -496,6 +496,10 @@ class Build(SampleProbe):
             self.progress.phase("Committing")
             commit(target, receipts, self.listed.labels, lease)
             tidy, line = remove_scratch, ""
+        elif is_tried_again(self.request, target):
+            self.progress.say(
+                "Damage is mended first: to try failed samples again, run the same command again"
+            )
         self._make_current(target)
         self._say_spoiled({name for receipt in receipts.values() for name in receipt.spoiled})
         lease.end()

@@ -144,9 +144,10 @@ def find_work(
     """
     failed = lost = None
     if target is not None and is_committed(target):
-        if is_tried_again(request, target):
+        lost = {**target.committed().lost_objects(), **damaged}  # mended before all else
+        if not lost and is_tried_again(request, target):
             failed, target = target, new_target(store, target)
-        elif not (lost := {**target.committed().lost_objects(), **damaged}):
+        elif not lost:
             return Work(target, StoredRows.empty(target.shapes, len(target.table)), lost=lost)
     spec, measured, is_new = listed.spec, None, target is None
     catalogue = Catalogue.empty(spec)  # to compute all rows again
