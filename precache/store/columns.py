@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -211,6 +211,40 @@ class Texts(Sequence[str]):
     def __repr__(self) -> str:
         return f"Texts({[*self[:3]]}{', …' * (len(self) > 3)})"
 
+    @property
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of all values; and where each begins, and at last the end: (len + 1,) int64."""
+        plain = self.plain
+        ends = np.frombuffer(plain.buffers()[1], np.int64)[plain.offset :][: len(plain) + 1]
+        data = np.frombuffer(plain.buffers()[2] or b"", np.uint8)
+        return data[ends[0] : ends[-1]], ends - ends[0]
+
+    def after_last(self, mark: str) -> np.ndarray:
+        """Return where each value goes on after its last mark of ASCII, or else begins."""
+        data, ends = self.data
+        marks = np.append(-1, np.flatnonzero(data == ord(mark)))
+        last = marks[np.searchsorted(marks, ends[1:]) - 1]
+        return np.asarray(np.maximum(last + 1, ends[:-1]))
+
+    def cut(self, starts: np.ndarray, ends: np.ndarray) -> Texts:
+        """Return a part of each value, by where it begins and ends in `data`."""
+        import pyarrow as pa
+
+        data, lengths = self.data[0], ends - starts
+        some, change = lengths > 0, np.zeros(len(data) + 1, np.int8)
+        change[starts[some]] = 1
+        change[ends[some]] -= 1
+        kept = data[np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)]
+        buffers = map(pa.py_buffer, (np.append(0, np.cumsum(lengths)), kept))
+        return Texts(pa.LargeStringArray.from_buffers(len(self), *buffers))
+
+    def mapped(self, change: Callable[[Texts], Texts]) -> Texts:
+        """Return what a function makes of the values, some at a time."""
+        growing = GrowingTexts()
+        for start in range(0, len(self), AT_ONCE):
+            growing.extend(change(self[start : start + AT_ONCE]))
+        return growing.texts()
+
     def take(self, rows: np.ndarray | slice) -> Texts:
         """Return the values of some rows: their numbers, or bools for all of the column."""
         if isinstance(rows, slice):
@@ -343,10 +377,9 @@ class GrowingTexts:
         """Add values."""
         start, count = len(self._data), len(self._ends) - 1
         if isinstance(values, Texts):
-            plain = values.plain
-            ends = np.frombuffer(plain.buffers()[1], np.int64)[plain.offset :][: len(plain) + 1]
-            self._data += memoryview(plain.buffers()[2] or b"")[ends[0] : ends[-1]]
-            self._ends.frombytes((ends[1:] - ends[0] + start).tobytes())
+            data, ends = values.data
+            self._data += data.data
+            self._ends.frombytes((ends[1:] + start).tobytes())
             return
         whole = "".join(values)
         lengths = map(len, values)

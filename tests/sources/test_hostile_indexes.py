@@ -104,7 +104,7 @@ def test_a_forged_place_of_a_sample_is_no_hole(archive: str, offset: int) -> Non
     source = open_source(archive)
     listing = source.list(lambda count: None)
     assert listing.index is not None
-    place = [{"offset": offset, "size": 10, "crc": 1, "suffix": "jpg"}]
+    place = [{"offset": offset, "size": 10, "digest": 1, "suffix": "jpg"}]
     table = listed(archive, forged(listing.index, place=place)).table
     assert table.locations is not None
     assert table.locations.places.to_pylist() == [place] * SAMPLES

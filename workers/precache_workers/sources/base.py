@@ -605,7 +605,10 @@ class Names:
         pattern = rf"{IMAGE_NAME}|{also}" if also else IMAGE_NAME
         images = texts.matching(pattern, ignore_case=True)
         left_out = {row: NOT_UTF8 for row in wrong if images[row]}
-        for row in np.flatnonzero(images & texts.matching(HIDDEN, ignore_case=True)).tolist():
+        may_be = np.zeros(len(names), np.bool_)
+        if not are_plain(texts):
+            may_be = images & texts.matching(HIDDEN, ignore_case=True)
+        for row in np.flatnonzero(may_be).tolist():
             images[row] = is_image(names[row])
             if images[row] and (reason := hidden_as(names[row])):
                 left_out[row] = reason
@@ -617,6 +620,13 @@ class Names:
         kept = self.images.copy()
         kept[list(self.left_out)] = False
         return kept
+
+
+def are_plain(names: Texts) -> bool:
+    """Return True if no name has a folder or a NUL, is empty, or begins with a dot."""
+    data, ends = names.data
+    odd = (data == ord("/")).any() or (data == 0).any() or (ends[1:] == ends[:-1]).any()
+    return not (odd or (data[ends[:-1]] == ord(".")).any())
 
 
 def starts_as_image(data: bytes | memoryview) -> bool:
@@ -710,9 +720,7 @@ class Folders:
     """
 
     def __init__(self, names: Texts) -> None:
-        import pyarrow.compute as pc  # a program that only names options of a build loads none
-
-        folders = pc.replace_substring_regex(names.plain, "[^/]*$", "").dictionary_encode()
+        folders = names.mapped(_folders).plain.dictionary_encode()
         self.codes = numbers_of(folders.indices)
         self.names = [f"{folder}x" for folder in folders.dictionary.to_pylist()]
 
@@ -726,6 +734,10 @@ class Folders:
         """Return of which names the folders are such: (names,) bool."""
         of_rows: np.ndarray = np.array([*map(predicate, self.names)], np.bool_)[self.codes]
         return of_rows
+
+
+def _folders(names: Texts) -> Texts:
+    return names.cut(names.data[1][:-1], names.after_last("/"))
 
 
 def in_service_folder(name: str) -> bool:

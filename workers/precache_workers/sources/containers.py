@@ -71,6 +71,7 @@ from precache_workers.sources.base import (
     Source,
     SourceSpec,
     Tick,
+    are_plain,
     fetch_located,
     ignored_text,
     is_utf8,
@@ -111,7 +112,7 @@ CHECKSUM = "crc32:"
 LOCAL_THREADS, REMOTE_THREADS = 2, 8
 """Containers that are scanned concurrently."""
 
-INDEX_RULES = b"16"
+INDEX_RULES = b"17"
 """Version of the listing rules; indexes of other versions are ignored. Increase it when a format
 lists other keys or labels for the same file."""
 
@@ -269,9 +270,10 @@ def are_utf8(names: Texts) -> np.ndarray:
     return np.ones(len(names), np.bool_)
 
 
-def are_names(names: Texts) -> np.ndarray:
-    """Return which texts `is_name` takes: (names,) bool."""
-    return ~names.matching(_NO_NAME) & (numbers_of(pc.utf8_length(names.plain)) <= LONGEST_NAME)
+def are_names(names: Texts, longest: int = LONGEST_NAME) -> np.ndarray:
+    """Return which texts `is_name` takes, if they are not longer: (names,) bool."""
+    are_short = numbers_of(pc.utf8_length(names.plain)) <= longest
+    return are_short if are_plain(names) else are_short & ~names.matching(_NO_NAME)
 
 
 Wanted = Sequence[tuple[str, Any]]
@@ -593,8 +595,7 @@ def file_names(
         if isinstance(listed, Texts):
             listed = [text_at(listed.arrow, row) for row in range(len(listed))]
         found = Names.of([name.removeprefix("./") for name in listed])
-    lengths = numbers_of(pc.utf8_length(found.texts.plain))
-    named = are_names(found.texts) & (lengths <= LONGEST_NAME - len(container) - 1)
+    named = are_names(found.texts, LONGEST_NAME - len(container) - 1)
     usable = regular & named
     members.left_out[NO_FILE] += int((~regular).sum())
     members.left_out[NO_NAME] += int((regular & ~named).sum())

@@ -347,9 +347,17 @@ class Partners:
         return [], [Doubt.of(f"{text}, as masks and copies are", *ways, of_members=True)]
 
 
+def _without_suffix(names: Texts) -> Texts:
+    after, (starts, ends) = names.after_last("."), (names.data[1][:-1], names.data[1][1:])
+    suffixes = names.cut(after, ends).plain.dictionary_encode()
+    are_known = Texts(suffixes.dictionary).between(".").matching(_SUFFIX)
+    is_known = are_known[numbers_of(suffixes.indices)] & (after > starts)
+    return names.cut(starts, np.where(is_known, after - 1, ends))
+
+
 def partners_among(names: Texts) -> Partners | None:
     """Find the images that are called as others in the same folder; None if there are none."""
-    called = _replaced(names, _SUFFIX)
+    called = names.mapped(_without_suffix)
     if (twice := called.is_repeated).any():
         suffixes = _found(names, _SUFFIX)
         among = [suffix for suffix, _ in _most_common(suffixes.take(twice))]

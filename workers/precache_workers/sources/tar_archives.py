@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from precache.errors import FetchError, SourceError, StorageError
 from precache.storage.base import BAD_LABEL, SAME_KEY, FileInfo, Folder, Range
@@ -90,11 +90,11 @@ class TarFormat:
         return self.inputs.image or any(map(is_picture, self.inputs.names))
 
     def places(self) -> Any:
-        """Return the type of the places of a sample's inputs, with the CRC-32 of their headers.
+        """Return the type of the places of a sample's inputs, with a digest of their headers.
 
         An image that the sample lacks, and most others have, is nowhere: it has no size.
         """
-        numbers = {"offset": pa.int64(), "size": pa.int64(), "crc": pa.int64()}
+        numbers = {"offset": pa.int64(), "size": pa.int64(), "digest": pa.int64()}
         return pa.list_(pa.field("element", pa.struct({**numbers, "suffix": pa.string()})))
 
     def scan(self, folder: Folder, file: FileInfo, members: Members) -> Iterator[Rows | None]:
@@ -139,7 +139,10 @@ class TarFormat:
                 if isinstance(data, FetchError):
                     inputs[at["suffix"]] = data
                     continue
-                is_same = len(data) == BLOCK + at["size"] and zlib.crc32(data[:BLOCK]) == at["crc"]
+                is_same = (
+                    len(data) == BLOCK + at["size"]
+                    and xxhash.xxh32_intdigest(data[:BLOCK]) == at["digest"]
+                )
                 is_there &= is_same
                 inputs[at["suffix"]] = value_of(at["suffix"], data[BLOCK:])
             samples.append(joined(inputs) if is_there else None)
@@ -200,7 +203,6 @@ class _ArchiveSamples:
         if "cls" in format_.inputs.names:
             members.notes["The .cls members are inputs of fields, and no labels"] += 1
         self._labels = array("q")  # numbers of the texts
-        self._texts: list[str | bytes] = []  # bytes that are no text as they are
         self._known: dict[bytes | None, int] = {}
 
     def add(self, some: MemberColumns) -> None:
@@ -220,16 +222,14 @@ class _ArchiveSamples:
                     members.columns[suffix] += count
         rows = np.flatnonzero(found.labels)
         self._label_names.extend(found.names.take(rows))
-        contents = [*map(some.labels.get, rows.tolist())]  # none of those that are too long
-        for data in dict.fromkeys(contents).keys() - self._known.keys():
-            self._known[data] = len(self._texts)
-            self._texts.append(b"" if data is None else _label_text(data))
-        self._labels.extend(map(self._known.__getitem__, contents))
+        contents = some.labels(rows)
+        known = self._known
+        self._labels.extend([known.setdefault(data, len(known)) for data in contents])
 
     def _take(self, names: Texts, some: MemberColumns, rows: np.ndarray, group: int) -> None:
         """Add members that are inputs: images are group 0, before all others."""
-        crcs = [*map(zlib.crc32, map(some.headers.__getitem__, rows.tolist()))]
-        numbers = some.sizes[rows], some.offsets[rows], crcs, np.full(len(rows), group)
+        digests = [*map(xxhash.xxh32_intdigest, some.headers[rows])]
+        numbers = some.sizes[rows], some.offsets[rows], digests, np.full(len(rows), group)
         self._numbers.append(np.array(numbers, np.int64))
         self._names.extend(names.take(rows))
 
@@ -246,14 +246,14 @@ class _ArchiveSamples:
         order, counts = np.argsort(samples, kind="stable"), np.bincount(samples)
         starts = np.cumsum(counts) - counts
         first = order[starts]
-        sizes, offsets, crcs, _ = numbers[:, order]
+        sizes, offsets, digests, _ = numbers[:, order]
         suffixes = suffixes.take(order)
         names = (names if self._format.takes_images else stems).take(first)
         keys, stems = names.between(prefix), stems.take(first)
         kept = self._combined(keys, starts, suffixes)
         labels = self._labels_of(stems, kept) if self._labels else None
         nbytes = np.add.reduceat(sizes, starts) if len(starts) else starts
-        columns = (*map(arrow_of, (offsets, sizes, crcs)), suffixes.plain)
+        columns = (*map(arrow_of, (offsets, sizes, digests)), suffixes.plain)
         places = _lists(columns, starts, self._type)
         return rows_of(
             names.take(kept),
@@ -300,12 +300,13 @@ class _ArchiveSamples:
         """
         members = self._members
         theirs, _ = self._split(self._label_names.texts())
-        labels, values = np.array(self._labels), self._texts
+        labels, values = np.array(self._labels), [*map(_label_text, self._known)]
         is_bad = np.array([isinstance(value, bytes) for value in values], np.bool_)[labels]
         texts = [value if value and isinstance(value, str) else None for value in values]
-        first: dict[str, int] = {}
+        first, is_again = dict[str, int](), np.zeros(len(theirs), np.bool_)
         for row in np.flatnonzero(theirs.is_repeated).tolist():
             before = first.setdefault(theirs[row], row)
+            is_again[row] = before != row
             is_bad[row] |= values[labels[before]] != values[labels[row]]
         bad = np.flatnonzero(is_bad)
         bad_of = theirs.take(bad).find(stems)
@@ -321,7 +322,7 @@ class _ArchiveSamples:
                 "{count} samples of tar archives have no .cls member, as others have, and get no "
                 "label: folders of names are no labels there (remove all .cls members if they are)"
             ] += bare
-        lone = 1 + int(theirs.codes().max()) - len(np.unique(found[found >= 0]))
+        lone = int((~is_again).sum() - np.count_nonzero(np.bincount(found + 1)[1:]))
         if lone:
             members.notes["{count} .cls members of tar archives have no image beside them"] += lone
         texts.append(None)  # of those without one
@@ -330,28 +331,32 @@ class _ArchiveSamples:
 
     def _split(self, names: Texts) -> tuple[Texts, Texts]:
         """Split names into stems and suffixes at the first or last dot of the file name."""
-        end = r"(?:\.(?P<suffix>[^/]*))?" if self._first_dot else r"\.(?P<suffix>[^/]*)"
-        pattern = rf"(?s)^(?P<stem>(?:.*/)?[^/]{self._middle}){end}$"
-        parts = pc.extract_regex(names.plain, pattern)
-        stems, suffixes = (parts.field(name) for name in ("stem", "suffix"))
-        if parts.null_count:  # those that have no dot
-            known, whole = parts.is_valid(), names.plain
-            stems, suffixes = (pc.if_else(known, part, whole) for part in (stems, suffixes))
-        suffixes = suffixes.dictionary_encode()
+        (data, places), bases = names.data, names.after_last("/")
+        starts, ends = places[:-1], places[1:]
+        if self._first_dot:
+            dots = np.append(np.flatnonzero(data == ord(".")), len(data) + 1)
+            stem_ends = np.minimum(dots[np.searchsorted(dots, bases + 1)], ends)
+            rest = np.minimum(stem_ends + 1, ends)
+        else:  # a name without a dot is its own suffix
+            rest = names.after_last(".")
+            has_dot = rest > bases + 1
+            stem_ends, rest = np.where(has_dot, (rest - 1, rest), (ends, starts))
+        stems, suffixes = names.cut(starts, stem_ends), names.cut(rest, ends)
+        suffixes = suffixes.plain.dictionary_encode()
         marks = [re.sub(r"[\s:,]", "_", text.lower()) for text in suffixes.dictionary.to_pylist()]
-        return Texts(stems), Texts(Texts(marks).arrow.take(suffixes.indices).dictionary_encode())
+        return stems, Texts(Texts(marks).arrow.take(suffixes.indices).dictionary_encode())
 
 
-def _label_text(data: bytes) -> str | bytes:
-    """Return the text of a label, or the bytes if they are none."""
+def _label_text(data: bytes | None) -> str | bytes:
+    """Return the text of a label, or the bytes if they are none; no bytes for one too long."""
     try:
-        return data.decode("utf-8-sig").strip()
+        return b"" if data is None else data.decode().removeprefix("\ufeff").strip()
     except UnicodeDecodeError:
-        return data
+        return data or b""
 
 
 def _lists(columns: Sequence[Any], starts: np.ndarray, kind: Any) -> Any:
     """Return columns as lists of structs, which begin at some rows."""
     ends = np.append(starts, len(columns[0])).astype(np.int32)
-    structs = pa.StructArray.from_arrays(columns, names=["offset", "size", "crc", "suffix"])
+    structs = pa.StructArray.from_arrays(columns, names=["offset", "size", "digest", "suffix"])
     return pa.ListArray.from_arrays(arrow_of(ends), structs.cast(kind.value_type)).cast(kind)

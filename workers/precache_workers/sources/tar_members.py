@@ -6,10 +6,11 @@ Headers of files in ASCII digits, as nearly all are, become columns; `tarfile` r
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
@@ -35,12 +36,20 @@ MOST_HEADER = 1 << 20
 AT_ONCE = 4096
 """Members that are read at a time."""
 
+AHEAD_BYTES, FEW, SMALL_BYTES = 2 << 20, 512, 4096
+"""Bytes that are read at once where members are small; members among them that are too few, and
+bytes of an archive for each member that are few enough, on average."""
+
 _PLAIN = re.compile(
     rb"[^\0].{123}([0-7]{11})[\0 ][0-7]{11}[\0 ].{8}[0\0].{100}ustar.{87}", re.DOTALL
 )
 """A header of a file, to the prefix of its name."""
 
+_USTAR = np.frombuffer(b"ustar", np.uint8)
 _POWERS = 8 ** np.arange(11)[::-1]
+
+
+Labels = Callable[[np.ndarray], list[bytes | None]]
 
 
 class MemberColumns(NamedTuple):
@@ -55,17 +64,18 @@ class MemberColumns(NamedTuple):
     regular
         True for files; False for links, devices and sparse files.
     headers
-        The members' own headers; another one for those that are not regular.
+        The members' own headers, (members, BLOCK) uint8; another one for those that are not
+        regular.
     labels
-        Row -> contents, of the ``.cls`` files that may be labels.
+        Returns the contents of ``.cls`` files at some rows, None of those too long for a label.
     """
 
     names: Texts
     sizes: np.ndarray
     offsets: np.ndarray
     regular: np.ndarray
-    headers: list[bytes]
-    labels: dict[int, bytes]
+    headers: np.ndarray
+    labels: Labels
 
 
 def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberColumns]:
@@ -76,10 +86,17 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
     SourceError
         The file is no tar archive, is damaged, or is cut off.
     """
-    run, offset, at = _Run(), 0, 0
+    run, offset, at, began = _Run(), 0, 0, 0
+    are_small = isinstance(getattr(stream, "raw", None), io.FileIO)  # reading ahead is cheap there
     seek, read, match = stream.seek, stream.read, _PLAIN.match  # looked up once, not a member
     try:
         while True:
+            while are_small:
+                seek(offset)
+                some, offset = _read_many(read(AHEAD_BYTES), where, offset, size)
+                are_small, at, began = len(some.headers) >= FEW, -1, offset
+                if len(some.headers):
+                    yield some
             if at != offset:
                 seek(offset)
             header, start = read(BLOCK), offset + BLOCK
@@ -102,11 +119,13 @@ def read_members(stream: BinaryIO, where: str, size: float) -> Iterator[MemberCo
                 offset, at = _read_other(stream, where, size, header, offset, run), -1
             if len(run.headers) == AT_ONCE:
                 yield run.columns(where)
-                run = _Run()
+                are_small = offset - began <= SMALL_BYTES * AT_ONCE and size < math.inf
+                run, began = _Run(), offset
     except SourceError:
         run.columns(where)  # what a damaged header before claims may lead anywhere
         raise
-    yield run.columns(where)
+    if run.headers:
+        yield run.columns(where)
 
 
 @dataclass
@@ -118,7 +137,7 @@ class _Run:
     headers, sizes, starts
         The header of each, its size, and the offset of its data.
     labels
-        As in `MemberColumns`, by row.
+        Row -> contents, of the ``.cls`` files that may be labels.
     others
         Row -> name, and whether it is a file, where these are not those of the header.
     """
@@ -130,48 +149,103 @@ class _Run:
     others: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
 
     def columns(self, where: str) -> MemberColumns:
-        """Return the members as columns.
-
-        Raises
-        ------
-        SourceError
-            A header has another sum.
-        """
-        headers = self.headers
+        """Return the members as columns."""
+        headers = np.frombuffer(b"".join(self.headers), np.uint8).reshape(-1, BLOCK)
         sizes, offsets = np.array(self.sizes, np.int64), np.array(self.starts, np.int64)
-        table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
-        for row in np.flatnonzero(_octal(table[:, 148:154]) != _sums(table)).tolist():
-            try:
-                tarfile.TarInfo.frombuf(headers[row], "utf-8", "surrogateescape")
-            except tarfile.HeaderError as error:
-                raise _no_header(where, int(offsets[row]) - BLOCK, error) from None
-        regular = np.ones(len(headers), bool)
-        named = {}
-        for row in np.flatnonzero((table[:, 345] > 0) & (table[:, 262] == 0)).tolist():
-            named[row] = headers[row][345:500].partition(b"\0")[0] + b"/" + _name(headers[row])
-        for row, other in self.others.items():
-            named[row], regular[row] = other
-        names = _names(table, named)
-        is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
-        if not is_folder.any():
-            return MemberColumns(names, sizes, offsets, regular, headers, self.labels)
-        files, row_of = np.flatnonzero(~is_folder), np.cumsum(~is_folder) - 1
-        return MemberColumns(
-            names.take(files),
-            sizes[files],
-            offsets[files],
-            regular[files],
-            [headers[row] for row in files.tolist()],
-            {int(row_of[row]): data for row, data in self.labels.items() if not is_folder[row]},
+
+        def labels(rows: np.ndarray) -> list[bytes | None]:
+            return [*map(self.labels.get, rows.tolist())]
+
+        return _columns(headers, sizes, offsets, labels, self.others, where)
+
+
+def _read_many(data: bytes, where: str, offset: int, size: float) -> tuple[MemberColumns, int]:
+    """Return the files that follow each other in a part of an archive, up to a member of another
+    kind; and where the next member begins.
+
+    Parameters
+    ----------
+    offset, size
+        Where the part begins, at a member; size of the archive.
+    """
+    count = len(data) // BLOCK
+    blocks = np.frombuffer(data, np.uint8, count * BLOCK).reshape(-1, BLOCK)
+    places = np.flatnonzero((blocks[:, 257:262] == _USTAR).all(axis=1))
+    numbers, first = blocks[places, 124:157], blocks[places, 0]  # the rest is as of _PLAIN
+    nbytes, times = _octal(numbers[:, :11]), _octal(numbers[:, 12:23])
+    plain = (nbytes >= 0) & (nbytes <= size - offset - (places + 1) * BLOCK) & (times >= 0)
+    plain &= (first > 0) & np.isin(numbers[:, 32], (0, ord("0")))
+    plain &= np.isin(numbers[:, (11, 23)], (0, ord(" "))).all(axis=1)
+    sizes, ends = np.zeros((2, count + 1), np.int64)
+    sizes[places], ends[places] = nbytes, plain * (places + 1 + (nbytes + BLOCK - 1) // BLOCK)
+    members, block, next_of = list[int](), 0, np.minimum(ends, count).tolist()
+    while end := next_of[block]:
+        members.append(block)
+        block = end
+    if members:
+        block = int(ends[members[-1]])
+        if block > count and block - members[-1] <= 1 + MOST_TEXT // BLOCK:
+            block = members.pop()  # it may be a label, and is read again
+    rows = np.array(members, np.int64)
+    starts = offset + (rows + 1) * BLOCK
+    found = _columns(blocks[rows], sizes[rows], starts, lambda rows: [], {}, where)
+
+    def labels(rows: np.ndarray) -> list[bytes | None]:
+        places = zip(
+            (found.offsets - offset)[rows].tolist(), found.sizes[rows].tolist(), strict=True
         )
+        return [data[at : at + size] if size <= MOST_TEXT else None for at, size in places]
+
+    return found._replace(labels=labels), offset + block * BLOCK
+
+
+def _columns(
+    headers: np.ndarray,
+    sizes: np.ndarray,
+    offsets: np.ndarray,
+    labels: Labels,
+    others: dict[int, tuple[bytes, bool]],
+    where: str,
+) -> MemberColumns:
+    """Return members as columns; the others are as in `_Run`.
+
+    Raises
+    ------
+    SourceError
+        A header has another sum.
+    """
+    for row in np.flatnonzero(_octal(headers[:, 148:154]) != _sums(headers)).tolist():
+        try:
+            tarfile.TarInfo.frombuf(headers[row].tobytes(), "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise _no_header(where, int(offsets[row]) - BLOCK, error) from None
+    regular, named = np.ones(len(headers), bool), {}
+    for row in np.flatnonzero((headers[:, 345] > 0) & (headers[:, 262] == 0)).tolist():
+        header = headers[row].tobytes()
+        named[row] = header[345:500].partition(b"\0")[0] + b"/" + _name(header)
+    for row, other in others.items():
+        named[row], regular[row] = other
+    names = _names(headers, named)
+    columns = MemberColumns(names, sizes, offsets, regular, headers, labels)
+    is_folder = numbers_of(pc.ends_with(names.plain, "/"))  # as old programs wrote them
+    if not is_folder.any():
+        return columns
+    files = np.flatnonzero(~is_folder)
+    return MemberColumns(
+        names.take(files),
+        sizes[files],
+        offsets[files],
+        regular[files],
+        headers[files],
+        lambda rows: labels(files[rows]),
+    )
 
 
 def _names(headers: np.ndarray, others: dict[int, bytes]) -> Texts:
     """Return the names in headers, but for those that are given by row."""
-    names = headers[:, :100]
-    is_end = names == 0
-    lengths = np.where(is_end.any(axis=1), is_end.argmax(axis=1), 100)
-    data = names[np.arange(100) < lengths[:, None]]
+    lengths = _lengths(headers)
+    names = headers[:, : lengths.max(initial=0)]
+    data = names[np.arange(names.shape[1]) < lengths[:, None]]
     buffers = map(pa.py_buffer, (np.append(0, np.cumsum(lengths)), data))
     texts = pa.LargeStringArray.from_buffers(len(names), *buffers)
     if not others:
@@ -180,6 +254,13 @@ def _names(headers: np.ndarray, others: dict[int, bytes]) -> Texts:
     rows[sorted(others)] = len(names) + np.arange(len(others))
     rest = pa.array([others[row] for row in sorted(others)], pa.large_binary())
     return Texts(pa.concat_arrays([texts, rest.view(pa.large_string())])).take(rows)
+
+
+def _lengths(headers: np.ndarray) -> np.ndarray:
+    """Return the lengths of the names in headers: (rows,) int64."""
+    is_end = np.ones((len(headers), 101), np.bool_)
+    np.equal(headers[:, :100], 0, out=is_end[:, :100])
+    return np.asarray(is_end.argmax(axis=1))
 
 
 def _name(header: bytes) -> bytes:
