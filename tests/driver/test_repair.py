@@ -249,6 +249,19 @@ def test_a_lost_root_and_small_objects_are_made_again_which_is_said(
     assert contents(store) == before
 
 
+def test_damage_is_mended_before_failed_samples_are_tried_again(
+    built: tuple[Path, Path, str], store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, _, version = built
+    before, name = contents(store), store / version / "image/c/1/0/0/0"
+    os.truncate(name, name.stat().st_size // 2)
+    mend(source, store, retry_failed=True, verify=False, progress=True)
+    assert "to try failed samples again, run the same command again" in capfd.readouterr().err
+    assert contents(store) == before
+    mend(source, store, retry_failed=True, progress=True)
+    assert "Nothing was mended" in capfd.readouterr().err
+
+
 def test_what_a_failing_disk_cannot_read_is_mended(
     built: tuple[Path, Path, str], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
