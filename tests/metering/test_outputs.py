@@ -142,6 +142,7 @@ def test_rank_0_waits_for_the_figures_of_all_and_once_for_a_rank_that_never_spok
     def put(window: int, *numbers: int) -> None:
         for rank in numbers:
             ranks[rank].put(figures(rank, window))
+            clients[rank].check(["none"])  # a set is not answered: this is, once it is done
 
     def gathers(limit: float, window: int, *expected: tuple[int, int]) -> None:
         monkeypatch.setattr("precache.metering.publisher.GATHER_SECONDS", limit)
