@@ -4,7 +4,6 @@ CPU time is that of all threads. Competitors take turns, epoch by epoch, in a pr
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import itertools
@@ -25,7 +24,6 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate, rando
 
 import precache
 from precache import Reading
-from precache.codecs import kernels
 from precache.loading.stream import BatchStream
 from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
 from precache.store.columns import Texts
@@ -495,7 +493,7 @@ def _stacked(samples: Sequence[Mapping[str, torch.Tensor]]) -> Any:
 
 # --- checksums ----------------------------------------------------------------------------------
 
-ONCE, ALWAYS, GOOGLE = "checked before", "checked", "checked by google-crc32c"
+ONCE, ALWAYS = "checked before", "checked"
 
 
 @part("checksums")
@@ -503,27 +501,23 @@ def checksums(work: Work, rows: Rows = 8000, rounds: Rounds = 5) -> Table:
     """Checking rows, by CRC32C or zstd's own, and not checking them again.
 
     Loaders take turns on a warm store: one that checks every row in each epoch, as all do in their
-    first, and one that has checked each already. Of `raw` there is one more, which checks by
-    google-crc32c before it copies, as without SSE4.2.
+    first, and one that has checked each already.
     """
     table = Table(
         f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, warm",
         ("codec", "rows", "CPU-ms per 1,000|.1f", f"of those {ONCE}|.2f"),
     )
     for codec in CODECS:
-        turns = in_clean_process(_checksums, work.crops(codec, rows), codec, rounds)
+        turns = in_clean_process(_checksums, work.crops(codec, rows), rounds)
         for name in turns.costs:
             table.add(codec, name, turns.median(name), turns.ratio(name, ONCE))
         table.measured[codec] = turns.costs
     return table
 
 
-def _checksums(store: Path, codec: str, rounds: int) -> Turns:
-    names = [ONCE, ALWAYS]
-    if codec == "raw" and kernels.compiled().has_crc32c:
-        names.append(GOOGLE)
+def _checksums(store: Path, rounds: int) -> Turns:
     with contextlib.ExitStack() as ends:
-        loaders = {name: ends.enter_context(_loader(store)) for name in names}
+        loaders = {name: ends.enter_context(_loader(store)) for name in (ONCE, ALWAYS)}
 
         def prepare(name: str) -> None:
             touch(files_of(store))
@@ -532,23 +526,7 @@ def _checksums(store: Path, codec: str, rounds: int) -> Turns:
                     reader._objects.checked[:] = False
 
         ways = {name: _loader_epoch(loader) for name, loader in loaders.items()}
-        if GOOGLE in ways:
-            ways[GOOGLE] = _by_google(ways[GOOGLE])
         return in_turns(ways, rounds, prepare)
-
-
-def _by_google(epoch: Epoch) -> Epoch:
-    compiled = kernels.compiled
-    by_google = dataclasses.replace(compiled(), has_crc32c=False)
-
-    def run() -> int:
-        kernels.compiled = lambda: by_google
-        try:
-            return epoch()
-        finally:
-            kernels.compiled = compiled
-
-    return run
 
 
 # --- transforms ---------------------------------------------------------------------------------
