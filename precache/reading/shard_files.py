@@ -241,11 +241,14 @@ class MappedShardFiles(ShardFiles):
             self.map(number, row)
 
     def read(self, places: Places) -> list[memoryview]:
+        pieces: list[memoryview] = []
         columns = places.objects, places.starts, places.lengths, places.rows
-        return [  # another iterator may have closed an object that was open
-            (self.sources[number] or self.map(number, row))[start : start + length]
-            for number, start, length, row in zip(*(c.tolist() for c in columns), strict=True)
-        ]
+        for number, start, length, row in zip(*(c.tolist() for c in columns), strict=True):
+            # Another iterator may have closed an object that was open. The array is sliced: without
+            # an interpreter lock, threads that slice one memoryview lose count, and release it.
+            whole: Any = (self.sources[number] or self.map(number, row)).obj
+            pieces.append(whole[start : start + length].data)
+        return pieces
 
     def map(self, number: int, row: int, descriptor: int | None = None) -> memoryview:
         """Map an object, whose file may be open, and enter it into the table."""
