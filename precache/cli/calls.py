@@ -97,7 +97,7 @@ def run_job(name: str, options: argparse.Namespace) -> int:
     from precache.recipe.recipe import Recipe
     from precache_workers.planning.options import BuildOptions, read_options
 
-    given = json.loads(options.document)
+    given = options.document
     read_options(BuildOptions, given["options"])  # it names options that this release lacks
     keywords = {"source": given["source"], "store": given["store"], **given["options"]}
     keywords["recipe"] = Recipe.from_dict(given["recipe"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import re
 import sys
 import time
@@ -79,8 +80,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     name, *rest = arguments or ["--help"]
     if name == "job":  # what a submitted job runs; it is not listed
-        [document] = rest
-        return argparse.Namespace(command=name, document=document, json=sys.stdout)
+        parser = _Parser(prog="precache job", description="Run a build that was submitted.")
+        parser.add_argument("document", type=json.loads, help="the build, as submit puts it")
+        return parser.parse_args(rest, argparse.Namespace(command=name, json=sys.stdout))
     if name not in COMMAND:
         _help_or_refuse(name)
     parser = _parser(name)

@@ -230,8 +230,9 @@ def _require_small_objects(where: str, attributes: Attributes) -> None:
         ("shards", shards, [f"{SHARDS}/{field}" for field in attributes.fields]),
     ):
         needed = -(-count // ROWS_PER_CHUNK)
-        if any(needed > counts[array] for array in arrays):
-            raise StoreError(
-                f"{where} is damaged or forged: it claims {count} {what}, for which "
-                f"{arrays[0]} takes {needed} objects, and has fewer"
-            )
+        for array in arrays:
+            if counts[array] < needed:
+                raise StoreError(
+                    f"{where} is damaged or forged: it claims {count} {what}, for which "
+                    f"{array} takes {needed} objects, and has {counts[array]}"
+                )
