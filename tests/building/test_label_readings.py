@@ -648,12 +648,7 @@ def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
 @pytest.mark.parametrize(
     ("name", "data", "said", "flags"),
     [
-        (
-            "labels.csv",
-            b"key,label\na.png,cat\n",
-            "by --labels, or as",
-            "--labels in/labels.csv",
-        ),
+        ("labels.csv", b"key,label\na.png,cat\n", "by --labels, or as", "--labels in/labels.csv"),
         ("m.csv", b"file_name,label,x\na.png,cat,1\n", "or as the source itself", ""),
         ("m.jsonl", b'{"file_name": "a.png", "label": "cat"}', "as the source itself", ""),
         ("m.parquet", b"", "itself, with --source-kind manifest", "--source-kind manifest"),

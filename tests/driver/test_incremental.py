@@ -12,13 +12,7 @@ import precache
 from precache.store.row_table import REMOVED
 from precache_workers.cluster import executor
 from tests.support import counting
-from tests.support.building import (
-    contents,
-    cut,
-    encoded,
-    write,
-    write_jpegs,
-)
+from tests.support.building import contents, cut, encoded, write, write_jpegs
 from tests.support.counting import CALLS, MEAN, mean_field, mean_of, recipe_of
 
 HELD: list[np.ndarray] = []

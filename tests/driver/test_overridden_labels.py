@@ -63,9 +63,7 @@ def labels_of(path: str) -> list[int]:
     return [by_key[number] for number in range(len(by_key))]
 
 
-def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
-    tmp_path: Path,
-) -> None:
+def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(tmp_path: Path) -> None:
     kinds, versions = ["plain", "classes", "labels"], set()
     for turn in range(3):
         order = [*kinds[turn:], *kinds[:turn]]

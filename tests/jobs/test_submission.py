@@ -27,12 +27,7 @@ from precache.store.build_status import BuildStatus
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import TimedClient, connect
-from precache_workers.jobs.submission import (
-    ClusterJob,
-    _own_lines,
-    _reason,
-    _result,
-)
+from precache_workers.jobs.submission import ClusterJob, _own_lines, _reason, _result
 from tests.support.building import (
     build_here,
     cli,

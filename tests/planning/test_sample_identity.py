@@ -35,6 +35,7 @@ from tests.support.building import (
     cut,
     encoded,
     pixels,
+    rewrite,
     with_equal_ctimes,
     write,
 )
@@ -107,12 +108,6 @@ def write_source(form: str, root: Path, photos: Photos) -> str:
     return str(root / f"list.{form}")
 
 
-def in_place(path: Path, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.write(data)
-    os.utime(path, (LONG_AGO, LONG_AGO))
-
-
 def by_rename(path: Path, data: bytes) -> None:
     write(path.with_name("new"), data).replace(path)
 
@@ -120,7 +115,7 @@ def by_rename(path: Path, data: bytes) -> None:
 Rewrite = Callable[[Path, bytes], None]
 
 
-def change(path: Path, data: bytes, how: Rewrite = in_place) -> None:
+def change(path: Path, data: bytes, how: Rewrite = rewrite) -> None:
     """Give a file other bytes, of the same size and time, if it has not these already."""
     before = path.stat()
     if path.read_bytes() != data:
@@ -188,7 +183,7 @@ def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
     changed = list(photos)[4]
     photos[changed] = photos_from(500)[changed]
     for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, in_place)
+        change(path, data)
     before = sorted(store.rglob("*"))
     options: dict[str, Any] = {"address": "serial", **options_of(form)}
     plan = precache.plan(source, store, RECIPE, timing=form == "folder", **options)
@@ -336,15 +331,9 @@ def test_what_leaves_the_content_as_it_is_is_read_once_and_no_other_version(
         assert not fetched
         photos[changed] = photos_from(500 + number)[changed]
         for path, data in files_of(form, tmp_path / "photos", photos).items():
-            change(path, data, _keeping_time)
+            change(path, data)
         assert build(form, source, store).version != version
         assert_rows(store, form, photos)
-
-
-def _keeping_time(path: Path, data: bytes) -> None:
-    mtime = path.stat().st_mtime_ns
-    path.write_bytes(data)
-    os.utime(path, ns=(mtime, mtime))
 
 
 def test_one_folder_has_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,41 +485,6 @@ def test_old_times_that_return_bring_no_old_pixels(tmp_path: Path, many_touched:
         os.utime(root / key, (LONG_AGO, LONG_AGO))
     assert build("folder", source, store).version != first
     assert_rows(store, "folder", photos_from(500))
-
-
-@pytest.mark.parametrize(
-    ("form", "between"),
-    [
-        ("folder", "another size"),
-        ("folder", "removed"),
-        ("tar", "the same size"),
-        ("keys.csv", "removed"),
-    ],
-)
-def test_an_old_size_and_time_that_return_bring_no_old_pixels(
-    form: str, between: str, tmp_path: Path
-) -> None:
-    """As of archives that are unpacked with fixed times, one after the other."""
-    photos, store = photos_from(0), tmp_path / "store"
-    root = tmp_path / "photos"
-    source = write_source(form, root, photos)
-    build(form, source, store)
-    key = list(photos)[4]
-    later = photos | {key: photos_from(300)[key] + b"+" * (between == "another size")}
-    if between == "removed":
-        del later[key]
-        (root / key).unlink(missing_ok=True)
-    write_source(form, root, later)
-    for path in files_of(form, root, later):
-        if form not in ("folder", "csv", "keys.csv") or path.name in key:
-            os.utime(path, (LONG_AGO + 9, LONG_AGO + 9))
-    build(form, source, store)
-    photos[key] = photos_from(500)[key]
-    source = write_source(form, root, photos)
-    last = build(form, source, store).version
-    assert_rows(store, form, photos)
-    assert build(form, source, store).version == last
-    assert not fetched
 
 
 @pytest.mark.parametrize("changed", ["a new photo", "one that is rewritten"])

@@ -76,6 +76,14 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
+def rewrite(path: Path, data: bytes) -> None:
+    """Write a file in place, zeros behind the data, so that its size and mtime stay."""
+    before = path.stat()
+    path.write_bytes(data.ljust(before.st_size, b"\0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
 def cut(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
     """A piece of a photograph, (width, height) large, another for each number."""
     image = photograph()
