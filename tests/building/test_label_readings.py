@@ -195,11 +195,6 @@ REFUSED: dict[str, Reading] = {
         "", "the columns 'key', 'other' of labels.csv name the samples",
     ),
     # splits of columns
-    "splits of a file of labels": Reading(
-        files(IN_ABC, "in --labels l.csv",
-              {"l.csv": "filename,label,split a.png,cat,train b.png,dog,val c.png,cat,train"}),
-        "a,c=cat b=dog", f"column 'split' of l.csv {LOOK_LIKE_SPLITS}",
-    ),
     "splits of a file of labels, by a column": Reading(
         files(IN_ABC, "in --labels l.csv --label-column label",
               {"l.csv": "filename,label,split a.png,cat,train b.png,dog,val c.png,cat,train"}),

@@ -26,14 +26,6 @@ from tests.support.servers import S3Server
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Forty photographs, the last broken."""
-    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
-    write(tmp_path / "in/dog/0039.jpg", b"no photo")
-    return tmp_path / "in"
-
-
-@pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys that this process fetches for shards, and not to try their pixels."""
     keys: list[str] = []

@@ -56,14 +56,6 @@ def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) ->
     return counting.build(source, store, recipe, **options)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Forty photographs, the last broken."""
-    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
-    write(tmp_path / "in/dog/0039.jpg", b"no photo")
-    return tmp_path / "in"
-
-
 def rebuilt(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     """The version built into the store, and one like it for which nothing was taken over."""
     other = store.parent / "recomputed"

@@ -10,7 +10,7 @@ import pytest
 
 import precache
 from tests.support import building
-from tests.support.building import cut, encoded, write
+from tests.support.building import write, write_jpegs
 
 OWN, GIVEN = [1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2]
 RENUMBERED = [2, 0, 1, 2, 0, 1]  # own ones, by the class map
@@ -176,12 +176,9 @@ def test_a_refresh_keeps_labels_of_a_request(tmp_path: Path) -> None:
 def test_other_sources_have_the_same_ids_with_labels_of_a_request_and_without(
     tmp_path: Path,
 ) -> None:
-    for name, number in (("ant", 0), ("bee", 1)):
-        folder = tmp_path / "in" / name
-        for sample in range(3):
-            write(folder / f"{sample}.jpg", encoded(cut(3 * number + sample)))
+    source = write_jpegs(tmp_path / "in", 6, classes=("ant", "bee"))
     (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee"]))
-    recipe, source = precache.Recipe.image(resize=40, crop=32), str(tmp_path / "in")
+    recipe = precache.Recipe.image(resize=40, crop=32)
     plain = build(source, tmp_path / "a.store", recipe=recipe)
     given = build(source, tmp_path / "b.store", recipe=recipe, classes=tmp_path / "classes.json")
     assert plain.version == given.version
