@@ -104,7 +104,7 @@ def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path
     (tmp_path / "moods/62").unlink()
     write(source / "cat/new.jpg", encoded(cut(900)))
     grown = build(source, store, recipe)
-    assert (grown.samples, grown.failed, grown.rows_reused) == (31, 1, 29)
+    assert (grown.samples, grown.failed, grown.rows_reused) == (31, 1, 30)
     write(source / "cat/newer.jpg", encoded(cut(901)))
     third = build(source, store, recipe, retry_failed=True)
     assert (third.samples, third.failed, third.mended, third.rows_reused) == (32, 0, 1, 30)
