@@ -21,6 +21,7 @@ from precache_workers.cluster.executor import run_serial
 from precache_workers.cluster.ray_session import joined_ray
 from tests.support.building import (
     HELD,
+    assert_as_serial,
     build_here,
     cli,
     command,
@@ -166,13 +167,6 @@ def waiting(folder: Path) -> list[int]:
     return [int(path.name) for path in (folder / "held").iterdir() if path.name.isdigit()]
 
 
-def assert_as_if_nothing_had_been(folder: Path) -> None:
-    recipe = precache.Recipe.from_toml(folder / "held.toml")
-    build_here(folder / "data/in", folder / "undisturbed", recipe, {"shard_samples": 2})
-    assert contents(folder / "store") == contents(folder / "undisturbed")
-    assert remains(folder / "store") == []
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_whose_driver_is_ended_ends_its_workers_and_the_same_command_finishes_it(
@@ -196,7 +190,8 @@ def test_a_build_whose_driver_is_ended_ends_its_workers_and_the_same_command_fin
     (tmp_path / "held/go").touch()
     ran = cli(*line[3:], "--address", "serial")
     assert ran.returncode == 0, ran.stderr
-    assert_as_if_nothing_had_been(tmp_path)
+    recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
+    assert_as_serial(tmp_path / "store", tmp_path / "data/in", recipe, 2)
 
 
 @pytest.mark.heavy
@@ -212,7 +207,8 @@ def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: P
     assert err == ""
     assert out.startswith("{")
     assert json.loads(out)["failed"] == 0
-    assert_as_if_nothing_had_been(tmp_path)
+    recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
+    assert_as_serial(tmp_path / "store", tmp_path / "data/in", recipe, 2)
 
 
 @pytest.mark.heavy

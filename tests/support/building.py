@@ -267,6 +267,15 @@ def assert_whole_road(
     assert all(np.array_equal(there[key], right[key]) for key in right)
 
 
+def assert_as_serial(
+    store: Path, source: Path, recipe: precache.Recipe, shard_samples: int
+) -> None:
+    """A store is, to the last byte, what a build in one process makes, and has no remains."""
+    build_here(source, store.with_name("serial"), recipe, {"shard_samples": shard_samples})
+    assert contents(store) == contents(store.with_name("serial"))
+    assert remains(store) == []
+
+
 # --- the command line ---------------------------------------------------------------------------
 
 
