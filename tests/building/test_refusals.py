@@ -200,6 +200,16 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               {"in/list.csv": "path,label /x/photos/a.png,cat"}), 0,
     ),
     # columns
+    "two columns of numbers as keys": (
+        files(THREE, "in --labels l.csv",
+              {"l.csv": "index,image_id,label 0,2,cat 1,1,dog 2,0,eel"}), 2,
+    ),
+    "a file of splits alone": (
+        files(THREE, "in --labels l.csv", {"l.csv": "id,split 0,train 1,val 2,train"}), 1,
+    ),
+    "several columns of labels": (
+        files(THREE, "in --labels l.csv", {"l.csv": "id,w,breed 0,3,cat 1,4,dog 2,5,eel"}), 2,
+    ),
     "numbers beside folders that are no classes": (
         files(" ".join(f"in/{'abc'[n % 3]}/{n}.png" for n in range(36)), "in --labels l.txt",
               {"l.txt": " ".join(f"{'abc'[n % 3]}/{n}.png,{n % 11}" for n in range(30))}), 3,
