@@ -195,11 +195,6 @@ REFUSED: dict[str, Reading] = {
         "", "the columns 'key', 'other' of labels.csv name the samples",
     ),
     # splits of columns
-    "splits of a file of labels": Reading(
-        files(IN_ABC, "in --labels l.csv",
-              {"l.csv": "filename,label,split a.png,cat,train b.png,dog,val c.png,cat,train"}),
-        "a,c=cat b=dog", f"column 'split' of l.csv {LOOK_LIKE_SPLITS}",
-    ),
     "splits of a file of labels, by a column": Reading(
         files(IN_ABC, "in --labels l.csv --label-column label",
               {"l.csv": "filename,label,split a.png,cat,train b.png,dog,val c.png,cat,train"}),
@@ -648,12 +643,7 @@ def test_a_folder_of_an_archive_without_a_readable_image_is_as_that_of_a_disk(
 @pytest.mark.parametrize(
     ("name", "data", "said", "flags"),
     [
-        (
-            "labels.csv",
-            b"key,label\na.png,cat\n",
-            "by --labels, or as",
-            "--labels in/labels.csv",
-        ),
+        ("labels.csv", b"key,label\na.png,cat\n", "by --labels, or as", "--labels in/labels.csv"),
         ("m.csv", b"file_name,label,x\na.png,cat,1\n", "or as the source itself", ""),
         ("m.jsonl", b'{"file_name": "a.png", "label": "cat"}', "as the source itself", ""),
         ("m.parquet", b"", "itself, with --source-kind manifest", "--source-kind manifest"),
@@ -879,56 +869,47 @@ LISTS = {"train.csv": "abc", "val.csv": "d"}
 FOLDS = {"fold=0/0.parquet": "abc", "fold=1/0.parquet": "d"}
 FLAGS = {"is_valid=0/0.parquet": "abc", "is_valid=1/0.parquet": "d"}
 
-FILES: dict[str, tuple[dict[str, str], list[str]]] = {
-    "'in/*.parquet' --key-column id": (HUB, ["abc", "d", "abcd"]),
-    "'in/{t,v}*.parquet' --key-column id": (HUB, ["abc", "d", "abcd"]),
-    "in --source-kind parquet --key-column id": (HUB, ["abc", "d", "abcd"]),
-    "'in/**/*.parquet' --key-column id": (HIVE, ["abc", "d", "abcd"]),
-    "'in/fold=*/0.parquet' --key-column id": (FOLDS, ["abc", "d", "abcd"]),
-    "'in/is_valid=*/0.parquet' --key-column id": (FLAGS, ["abc", "d", "abcd"]),
-    "'in/*/*.tar'": (FOLDERS, ["abc", "d", "abcd"]),
-    "'in/*/{0..1}.tar'": ({**FOLDERS, "val/1.tar": "e"}, ["abc", "de", "abcde"]),
-    "'in/*.tar'": (NAMED, ["abc", "d", "abcde"]),
-    "'in/**/*.tar'": (NESTED, ["abc", "d", "abcd"]),
-    "'in/*.csv'": (LISTS, ["abc", "d", "abcd"]),
-    "in --source-kind manifest": (LISTS, ["abc", "d", "abcd"]),
-}
-"""Sources of files of several splits -> the files, and the samples that each command builds."""
+FILES: list[tuple[str, dict[str, str], str]] = [
+    ("'in/*.parquet' --key-column id", HUB, "abc d abcd"),
+    ("'in/{t,v}*.parquet' --key-column id", HUB, "abc d abcd"),
+    ("in --source-kind parquet --key-column id", HUB, "abc d abcd"),
+    ("'in/**/*.parquet' --key-column id", HIVE, "abc d abcd"),
+    ("'in/fold=*/0.parquet' --key-column id", FOLDS, "abc d abcd"),
+    ("'in/is_valid=*/0.parquet' --key-column id", FLAGS, "abc d abcd"),
+    ("'in/*/*.tar'", FOLDERS, "abc d abcd"),
+    ("'in/*/{0..1}.tar'", {**FOLDERS, "val/1.tar": "e"}, "abc de abcde"),
+    ("'in/*.tar'", NAMED, "abc d abcde"),
+    ("'in/**/*.tar'", NESTED, "abc d abcd"),
+    ("'in/*.csv'", LISTS, "abc d abcd"),
+    ("in --source-kind manifest", LISTS, "abc d abcd"),
+    ("'in/train-*.parquet' --key-column id", HUB, "abc"),
+    ("'in/split=train/*.parquet' --key-column id", HIVE, "abc"),
+    ("in/train --source-kind tar", FOLDERS, "abc"),
+    ("'in/**/*.tar'", {"train/0.tar": "a", "extra/0.tar": "b"}, "ab"),
+    ("'in/*.tar'", {"test1.tar": "a", "test2.tar": "b"}, "ab"),
+    ("'in/*.tar'", {"train.tar": "a", "bus.tar": "b"}, "ab"),
+    ("'in/*.tar'", {"latest-0.tar": "a", "training-1.tar": "b"}, "ab"),
+    ("'in/*/*.parquet' --key-column id", {"use=train/0.parquet": "a", "use=x/0.parquet": "b"},
+     "ab"),
+]  # fmt: skip
+"""Sources, files, and the samples of the build, or those of each command where splits are several.
+"""
 
 
-@pytest.mark.parametrize("source", FILES)
+@pytest.mark.parametrize(("source", "files", "expected"), FILES)
 def test_files_of_several_splits_are_refused_with_the_command_for_each(
-    builds: Builds, source: str
+    builds: Builds, source: str, files: dict[str, str], expected: str
 ) -> None:
-    files, expected = FILES[source]
     put_files(builds.root / "in", files)
-    assert ["".join(sorted(choice)) for choice in builds.choices(source)] == expected
+    if " " not in expected:
+        assert "".join(sorted(builds.labels(source))) == expected
+        assert "split" not in builds.printed.replace("split=train", "")
+        return
+    assert " ".join("".join(sorted(choice)) for choice in builds.choices(source)) == expected
     if files in (HIVE, NAMED, LISTS):
         *_, whole = commands_in(builds.printed)
         assert builds.run(*(word.replace("refused.", "all.") for word in whole)) == 0
         assert "Files of several splits are taken together: '" in builds.printed
-
-
-@pytest.mark.parametrize(
-    ("source", "files", "names"),
-    [
-        ("'in/train-*.parquet' --key-column id", HUB, "abc"),
-        ("'in/split=train/*.parquet' --key-column id", HIVE, "abc"),
-        ("in/train --source-kind tar", FOLDERS, "abc"),
-        ("'in/**/*.tar'", {"train/0.tar": "a", "extra/0.tar": "b"}, "ab"),
-        ("'in/*.tar'", {"test1.tar": "a", "test2.tar": "b"}, "ab"),
-        ("'in/*.tar'", {"train.tar": "a", "bus.tar": "b"}, "ab"),
-        ("'in/*.tar'", {"latest-0.tar": "a", "training-1.tar": "b"}, "ab"),
-        ("'in/*/*.parquet' --key-column id", {"use=train/0.parquet": "a", "use=x/0.parquet": "b"},
-         "ab"),
-    ],
-)  # fmt: skip
-def test_files_of_one_split_build(
-    builds: Builds, source: str, files: dict[str, str], names: str
-) -> None:
-    put_files(builds.root / "in", files)
-    assert "".join(sorted(builds.labels(source))) == names
-    assert "split" not in builds.printed.replace("split=train", "")
 
 
 def test_a_saved_dataset_of_several_splits_is_refused(builds: Builds) -> None:
@@ -979,20 +960,12 @@ def test_numbers_are_sorted_as_text_which_is_said_once(builds: Builds, kind: str
     builds.labels(packed_as(builds.root, kind), "--class-order", "number")
     assert "sorted as text" not in builds.printed
     assert precache.open(builds.root / "2.store").classes == tuple(map(str, range(12)))
-
-
-def test_classes_in_the_order_of_a_file_are_not_said_to_be_sorted(builds: Builds) -> None:
-    put(builds.root / "in", "1/a.png", "2/b.png", "10/c.png")
-    packed_as(builds.root, "zip")
-    write(builds.root / "classes.txt", b"1\n2\n10\n")
-    put_csv(builds.root / "labels.csv", "key,label", "1/a.png,x", "2/b.png,y", "10/c.png,x")
-    for source in ("in", "in.zip"):
-        builds.labels(source)
-        assert "Names of classes are sorted as text" in builds.printed
-        builds.labels(source, "--classes", "classes.txt")
+    write(builds.root / "classes.txt", "".join(f"{number}\n" for number in range(12)).encode())
+    lines = (f"{number}/p{number}.png,{'xy'[number % 2]}" for number in range(12))
+    put_csv(builds.root / "labels.csv", "key,label", *lines)
+    for option, file in (("--classes", "classes.txt"), ("--labels", "labels.csv")):
+        builds.labels(packed_as(builds.root, kind), option, file)
         assert "sorted as text" not in builds.printed
-    builds.labels("in", "--labels", "labels.csv")
-    assert "sorted as text" not in builds.printed
 
 
 @pytest.mark.parametrize(

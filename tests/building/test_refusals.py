@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -21,7 +19,7 @@ from precache_workers.sources.label_readings import Rule
 from tests.building.cases import Case, files, labels, packed, tar, two_archives
 from tests.building.test_label_readings import REFUSED
 from tests.support.building import REPOSITORY, cut, encoded, write
-from tests.support.layouts import Builds, commands_in, photo, put
+from tests.support.layouts import Builds, commands_in, put
 
 
 def mask(name: str) -> bytes:
@@ -32,13 +30,6 @@ def mask(name: str) -> bytes:
 def of_12_bits(name: str) -> bytes:
     values = np.asarray(cut(sum(name.encode()) % 200).convert("L"), np.uint16) << 4
     return encoded(Image.fromarray(values), "PNG")
-
-
-def several_splits(root: Path) -> str:
-    for name in ("train", "val"):
-        table = pa.table({"id": [name], "image": [photo(name)]})
-        pq.write_table(table, write(root / f"in/{name}-0.parquet", b""))
-    return "'in/*.parquet' --key-column id"
 
 
 def arrays(root: Path) -> str:
@@ -109,9 +100,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         packed(files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
                               for e in ("jpg", "png")), "in"), "zip"), 1,
     ),
-    "a validation set without a class": (
-        files("in/train/cat/a.png in/train/dog/b.png in/val/dog/c.png", "in/val"), 3,
-    ),
     # names of images
     "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
     "images of two suffixes that rarely pair": (
@@ -181,7 +169,6 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               "0 --label-level 0"), 2,
     ),
     # files of samples
-    "files of splits": (several_splits, 3),
     "a table that lies elsewhere": (
         files("in/photos/a.png", "in/list.csv", {"in/list.csv": "path,label a.png,cat"}), 1,
     ),

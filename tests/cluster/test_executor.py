@@ -21,6 +21,7 @@ from precache_workers.cluster.executor import run_serial
 from precache_workers.cluster.ray_session import joined_ray
 from tests.support.building import (
     HELD,
+    assert_as_serial,
     build_here,
     cli,
     command,
@@ -167,25 +168,30 @@ def waiting(folder: Path) -> list[int]:
 
 
 @pytest.mark.heavy
-def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_whose_driver_is_ended_ends_its_workers_and_the_same_command_finishes_it(
+    sent: signal.Signals, tmp_path: Path
+) -> None:
     line, env = held(tmp_path, 12)
     with running(line, env) as process:
         poll(lambda: len(waiting(tmp_path)) == 2, "two workers are inside a shard")
         family = psutil.Process(process.pid).children(recursive=True)
         assert set(waiting(tmp_path)) <= {child.pid for child in family}
-        process.kill()
+        process.send_signal(sent)
+        out, err = process.communicate()
         for child in family:
             poll(lambda child=child: gone(child), f"{child} ended with its driver")
-
+    assert out == ""
+    assert "Traceback" not in err
+    if sent == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.splitlines()[-1].startswith("precache: interrupted; what was done is kept")
     assert not (tmp_path / "store/commits").exists()
     (tmp_path / "held/go").touch()
-    flags = line[3:]
-    ran = cli(*flags, "--address", "serial")
+    ran = cli(*line[3:], "--address", "serial")
     assert ran.returncode == 0, ran.stderr
     recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "data/in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
-    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
-    assert remains(tmp_path / "store") == []
+    assert_as_serial(tmp_path / "store", tmp_path / "data/in", recipe, 2)
 
 
 @pytest.mark.heavy
@@ -202,24 +208,7 @@ def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: P
     assert out.startswith("{")
     assert json.loads(out)["failed"] == 0
     recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "data/in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
-    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
-
-
-@pytest.mark.heavy
-def test_an_interrupted_build_ends_its_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
-    line, env = held(tmp_path, 12)
-    with running(line, env) as process:
-        poll(lambda: len(waiting(tmp_path)) == 2, "two workers are inside a shard")
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-        assert process.returncode == 130
-        assert err.splitlines()[-1].startswith("precache: interrupted; what was done is kept")
-        assert "Traceback" not in err
-        assert out == ""
-        for child in family:
-            poll(lambda child=child: gone(child), f"{child} ended with its driver")
+    assert_as_serial(tmp_path / "store", tmp_path / "data/in", recipe, 2)
 
 
 @pytest.mark.heavy

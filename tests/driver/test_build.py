@@ -136,6 +136,8 @@ def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
         },
         single={"ops": [decode, {"op": "to_dtype", "dtype": "float32", "scale": True}]},
         raw={"ops": [decode, small, {"op": "to_dtype", "dtype": "float32"}], "codec": "raw"},
+        double={"ops": [decode, {"op": "to_dtype", "dtype": "float64", "scale": True}]},
+        long={"ops": [decode, {"op": "to_dtype", "dtype": "int64"}]},
         sums={"ops": [decode, function(f"{__name__}:channel_sums", dtype="int32", shape=[3])]},
         grey={"ops": [{"op": "decode", "mode": "L"}, small]},
         light={
@@ -151,6 +153,8 @@ def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
         "half": ("float16", (3, 16, 24)),
         "single": ("float32", (3, 48, 64)),
         "raw": ("float32", (3, 16, 24)),
+        "double": ("float64", (3, 48, 64)),
+        "long": ("int64", (3, 48, 64)),
         "sums": ("int32", (3,)),
         "grey": ("uint8", (1, 16, 24)),
         "light": ("bool", (1,)),
@@ -163,6 +167,8 @@ def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
         assert rows["light"][key].tolist() == [bool(array.mean() > 128)]
         expected = (array / 255).astype(np.float32).transpose(2, 0, 1)
         assert np.array_equal(rows["single"][key], expected)
+        assert np.allclose(rows["double"][key], array.transpose(2, 0, 1) / 255)
+        assert np.array_equal(rows["long"][key], array.transpose(2, 0, 1))
         with Image.open(source / key) as image:
             shrunk = np.asarray(image.resize((24, 16), Image.Resampling.BILINEAR), np.float32)
         assert np.abs(rows["raw"][key] - shrunk.transpose(2, 0, 1)).max() <= 3

@@ -18,26 +18,11 @@ from precache_workers.planning.assembly import Compute, FieldRows, Take
 from precache_workers.profiling import row_probe
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.sources.folder import FolderSource
-from tests.driver.test_incremental import (
-    CHANGES,
-    MEAN,
-    RECIPES,
-    build,
-    recipe_of,
-    some_added,
-)
+from tests.driver.test_incremental import CHANGES, MEAN, RECIPES, build, recipe_of, some_added
 from tests.support.building import cli, cut, encoded, marked_recipe, write, write_jpegs
 from tests.support.command_line import Run
 from tests.support.forging import settle
 from tests.support.servers import S3Server
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Forty photographs, the last broken."""
-    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
-    write(tmp_path / "in/dog/0039.jpg", b"no photo")
-    return tmp_path / "in"
 
 
 @pytest.fixture
@@ -313,8 +298,7 @@ def test_libraries_that_differ_are_told(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["all of it", "nothing before", "another codec", "several rows a chunk"],
+    "what", ["all of it", "nothing before", "another codec", "several rows a chunk"]
 )
 def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> None:
     store, recipe = tmp_path / "store", RECIPES["image"]
@@ -361,11 +345,7 @@ def test_the_command_says_it_in_words_and_in_json(
     assert data["rows_computed"] == 45
     assert data["estimate"]["cpus"] == 1
     assert main(["plan", *line, "--no-timing", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        **data,
-        "estimate": None,
-        "bytes_written": None,
-    }
+    assert json.loads(capsys.readouterr().out) == {**data, "estimate": None, "bytes_written": None}
     assert precache.open(store).id == data["current"]
 
 

@@ -20,13 +20,11 @@ import pytest
 import precache
 from tests.support.building import (
     DEADLINE,
-    build_here,
+    assert_as_serial,
     command,
-    contents,
     environment,
     gone,
     poll,
-    remains,
     running,
     write,
     write_jpegs,
@@ -55,13 +53,6 @@ def recipe_of(folder: Path, seconds: float) -> Path:
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(seconds=seconds))
     return path
-
-
-def assert_as_if_nothing_had_been(folder: Path, shard_samples: int) -> None:
-    recipe = precache.Recipe.from_toml(folder / "recipe.toml")
-    build_here(folder / "in", folder / "serial", recipe, {"shard_samples": shard_samples})
-    assert contents(folder / "store") == contents(folder / "serial")
-    assert remains(folder / "store") == []
 
 
 @pytest.mark.heavy
@@ -107,7 +98,8 @@ def test_twenty_four_kills_change_nothing(tmp_path: Path) -> None:
         cluster.close()
     assert killed == KILLS
     assert attempts == KILLS["driver"] + 1
-    assert_as_if_nothing_had_been(tmp_path, 25)
+    recipe = precache.Recipe.from_toml(tmp_path / "recipe.toml")
+    assert_as_serial(tmp_path / "store", tmp_path / "in", recipe, 25)
 
 
 def has_receipts(store: Path) -> bool:
@@ -256,7 +248,8 @@ def test_a_link_that_is_cut_does_not_stop_the_job(hosts: list[Host], tmp_path: P
         assert took < 120, "seconds"
     finally:
         cluster.close()
-    assert_as_if_nothing_had_been(tmp_path, 25)
+    recipe = precache.Recipe.from_toml(tmp_path / "recipe.toml")
+    assert_as_serial(tmp_path / "store", tmp_path / "in", recipe, 25)
 
 
 @pytest.mark.heavy

@@ -14,14 +14,14 @@ import pytest
 from numcodecs import zstd
 
 import precache
-from precache.errors import BuildError, DamageError, FetchError, PrecacheError
+from precache.errors import BuildError, DamageError, PrecacheError
 from precache.runtime.operating_system import is_on_network
 from precache.storage.open import open_folder
 from precache.store.small_arrays import small_array
 from precache_workers.shards import field_writer
-from precache_workers.sources.folder import FolderSource
 from tests.support import building
 from tests.support.building import (
+    assert_same,
     contents,
     cut,
     encoded,
@@ -29,9 +29,11 @@ from tests.support.building import (
     labels,
     pixels,
     remains,
+    rewrite,
     write,
     write_jpegs,
 )
+from tests.support.changing_sources import make_unfetchable
 from tests.support.servers import S3Server
 
 OPS = [{"op": "decode"}, {"op": "resize", "size": [56, 56]}]
@@ -197,9 +199,7 @@ def assert_right(store: Path, intact: tuple[Path, Path, str]) -> None:
         assert contents(store) == contents(good)
         return
     for codec in CODECS:
-        rows, right = pixels(store, codec), right_rows(good, codec)
-        assert rows.keys() == right.keys()
-        assert all(np.array_equal(rows[key], right[key]) for key in right)
+        assert_same(pixels(store, codec), right_rows(good, codec))
     assert labels(store) == labels(good)
 
 
@@ -226,27 +226,14 @@ def test_what_is_advised_on_damage_ends_in_the_right_rows(
         assert_right(store, intact)
 
 
-ARRAYS = """
-import numpy as np
-
 class Arrays:
-    def __len__(self):
+    """A dataset of arrays that all take as many bytes."""
+
+    def __len__(self) -> int:
         return 24
 
-    def __getitem__(self, number):
+    def __getitem__(self, number: int) -> dict[str, Any]:
         return {"image": np.full((64, 32), number, np.uint32), "label": number % 3}
-
-def make():
-    return Arrays()
-"""
-
-
-@pytest.fixture(scope="module")
-def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the module of a dataset, which a process loads once."""
-    folder = tmp_path_factory.mktemp("arrays")
-    (folder / "arrays_24.py").write_text(ARRAYS)
-    return folder
 
 
 PLAIN = precache.Recipe.from_dict({"fields": {"image": {"ops": [], "codec": "raw"}}})
@@ -276,12 +263,9 @@ def test_shards_and_their_table_are_told_apart(
     damage: Callable[[Path], None],
     names: list[str],
     says: Callable[[Path], str] | None,
-    arrays: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(arrays))
-    store, source = tmp_path / "store", "python:arrays_24:make"
+    store, source = tmp_path / "store", f"python:{__name__}:Arrays"
     version = Path(build(source, store, recipe=PLAIN).path)
     before = contents(store)
     damage(version)
@@ -312,8 +296,7 @@ def test_a_shard_of_another_version_in_place_of_one_is_made_again(
         assert precache.verify(damaged / name).ok
     precache.use(f"{damaged}@{version[:6]}")
     for codec in CODECS:
-        rows, right = pixels(damaged, codec), pixels(good, codec)
-        assert all(np.array_equal(rows[key], right[key]) for key in right)
+        assert_same(pixels(damaged, codec), right_rows(good, codec))
     kept = {name: data for name, data in before.items() if not name.startswith("commits/")}
     assert kept.items() <= contents(damaged).items()
 
@@ -326,10 +309,7 @@ def test_where_the_source_changed_the_way_out_is_a_new_version(
     shutil.copytree(intact[0], source)
     build(source, damaged)
     photo = source / "cat/0000.jpg"
-    status = photo.stat()
-    data = encoded(cut(77, (32, 24)), quality=40)
-    photo.write_bytes(data + bytes(status.st_size - len(data)))
-    os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
+    rewrite(photo, encoded(cut(77, (32, 24)), quality=40))
     shard = list(precache.open(damaged).keys).index("cat/0000.jpg") // 8
     before = contents(damaged)
     flip(damaged / intact[2] / f"raw/c/{shard}/0/0/0", 100)
@@ -343,8 +323,7 @@ def test_where_the_source_changed_the_way_out_is_a_new_version(
     assert follow(advice, source, damaged) == ""
     assert precache.verify(damaged).ok
     build(source, tmp_path / "fresh")
-    rows, right = pixels(damaged, "raw"), pixels(tmp_path / "fresh", "raw")
-    assert all(np.array_equal(rows[key], right[key]) for key in right)
+    assert_same(pixels(damaged, "raw"), pixels(tmp_path / "fresh", "raw"))
 
 
 def test_other_bytes_of_another_encoder_are_refused_with_the_way_out(
@@ -372,14 +351,8 @@ def test_shards_made_before_one_that_cannot_be_are_kept(
     version = precache.open(store)
     for shard in (0, 1):
         next(store.glob(f"*/image/c/{shard}/*/*/*")).unlink()
-    key, fetch = version.keys[9], FolderSource.fetch
-
-    def failing(self: FolderSource, keys: Any, sizes: Any, locations: Any = ()) -> Any:
-        samples = zip(keys, fetch(self, keys, sizes), strict=True)
-        return [FetchError("no answer") if name == key else sample for name, sample in samples]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderSource, "fetch", failing)
+        make_unfetchable(patch, version.keys[9])
         assert "are not done" in follow("the same command again", source, store, ZSTD)
     assert {each.shard for each in precache.verify(store).damage} == {"image/c/1/0/0/0"}
     assert follow("the same command again", source, store, ZSTD) == ""
@@ -522,8 +495,7 @@ def test_a_damaged_shard_is_not_linked_and_what_stays_damaged_is_said(
         assert remains(store) == []
     build(grown, damaged.parent / "fresh")
     for codec in CODECS:
-        rows, right = pixels(damaged, codec), pixels(damaged.parent / "fresh", codec)
-        assert all(np.array_equal(rows[key], right[key]) for key in right)
+        assert_same(pixels(damaged, codec), pixels(damaged.parent / "fresh", codec))
     assert not precache.verify(damaged / version).ok
     [way] = re.findall(r"to keep it, see precache verify (\S+)", said)
     assert "the precache build command that made it, with --verify" in str(precache.verify(way))

@@ -12,13 +12,7 @@ import precache
 from precache.store.row_table import REMOVED
 from precache_workers.cluster import executor
 from tests.support import counting
-from tests.support.building import (
-    contents,
-    cut,
-    encoded,
-    write,
-    write_jpegs,
-)
+from tests.support.building import contents, cut, encoded, write, write_jpegs
 from tests.support.counting import CALLS, MEAN, mean_field, mean_of, recipe_of
 
 HELD: list[np.ndarray] = []
@@ -60,14 +54,6 @@ RECIPES = {
 def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     HELD.clear()
     return counting.build(source, store, recipe, **options)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Forty photographs, the last broken."""
-    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
-    write(tmp_path / "in/dog/0039.jpg", b"no photo")
-    return tmp_path / "in"
 
 
 def rebuilt(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:

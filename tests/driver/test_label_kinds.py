@@ -309,89 +309,67 @@ def forge_label(version: Path, label: dict[str, Any]) -> None:
 
 # --- datasets of a user -------------------------------------------------------------------------
 
-MODULE = """
-import numpy as np
-from PIL import Image
 
 class Photos:
-    classes = {classes}
-    targets = {targets}
+    """A dataset; each test gives it the targets, the classes, or the label of all items."""
 
-    def __len__(self):
+    targets: Any = None
+    classes: Any = ()
+    label: Any = None
+
+    def __len__(self) -> int:
         return 3
 
-    def __getitem__(self, number):
-        return np.full((32, 32, 3), number, np.uint8), self.targets[number]
-
-class Bare(Photos):
-    targets = None
-
-    def __getitem__(self, number):
-        return np.full((32, 32, 3), number, np.uint8), 0.5
-"""
+    def __getitem__(self, number: int) -> tuple[np.ndarray, Any]:
+        label = self.targets[number] if self.label is None else self.label
+        return np.full((32, 32, 3), number, np.uint8), label
 
 
-def dataset_of(folder: Path, targets: str, classes: str = "()", label: str = "") -> str:
-    """The name of the module of a dataset."""
-    name = f"targets_{abs(hash((targets, classes)))}"
-    code = MODULE.format(classes=classes, targets=targets)
-    code = code.replace("self.targets[number]", label or "self.targets[number]")
-    (folder / f"{name}.py").write_text(f"import torch\n{code}")
-    return name
+DATASET = f"python:{__name__}:Photos"
 
 
 @pytest.mark.parametrize(
     ("targets", "classes", "expected_labels"),
     [
-        ("[0.5, 1.5, float('nan')]", "()", [0.5, 1.5, float("nan")]),
-        ("[[0, 2], [], [1]]", "('a', 'b', 'c')", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
-        ("np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]])", "()", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
-        ("[['b'], ['a', 'b'], []]", "()", [[0, 1], [1, 1], [0, 0]]),
-        ("[np.array([0, 2]), np.array([1]), []]", "()", [[1, 0, 1], [0, 1, 0], [0, 0, 0]]),
-        ("[[np.int64(0)], [np.int64(1)], []]", "()", [[1, 0], [0, 1], [0, 0]]),
-        ("[[], [], []]", "()", [-1, -1, -1]),
-        ("[[], [], []]", "('a', 'b')", [[0, 0], [0, 0], [0, 0]]),
+        ([0.5, 1.5, float("nan")], (), [0.5, 1.5, float("nan")]),
+        ([[0, 2], [], [1]], ("a", "b", "c"), [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        (np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]]), (), [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        ([["b"], ["a", "b"], []], (), [[0, 1], [1, 1], [0, 0]]),
+        ([np.array([0, 2]), np.array([1]), []], (), [[1, 0, 1], [0, 1, 0], [0, 0, 0]]),
+        ([[np.int64(0)], [np.int64(1)], []], (), [[1, 0], [0, 1], [0, 0]]),
+        ([[], [], []], (), [-1, -1, -1]),
+        ([[], [], []], ("a", "b"), [[0, 0], [0, 0], [0, 0]]),
     ],
 )
 def test_targets_of_a_dataset_may_be_of_any_kind(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    targets: str,
-    classes: str,
-    expected_labels: list[Any],
+    monkeypatch: pytest.MonkeyPatch, targets: Any, classes: Any, expected_labels: list[Any]
 ) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    name = dataset_of(tmp_path, targets, classes)
-    table = check_source(open_source(f"python:{name}:Photos")).table
+    monkeypatch.setattr(Photos, "targets", targets)
+    monkeypatch.setattr(Photos, "classes", classes)
+    table = check_source(open_source(DATASET)).table
     by_number = dict(zip(table.keys, table.labels.tolist(), strict=True))
     np.testing.assert_array_equal([by_number[str(n)] for n in range(3)], expected_labels)
 
 
-def test_a_dataset_without_targets_is_asked_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SourceError, match="Give the dataset an attribute `targets`"):
-        build(f"python:{dataset_of(tmp_path, '()')}:Bare", tmp_path / "b.store")
-
-
 @pytest.mark.parametrize(
-    ("targets", "why"),
+    ("targets", "label", "why"),
     [
-        ("np.array([2**63, 1, 2], np.uint64)", r"targets are uint64 \(3,\); .* below 2\*\*63"),
-        ("5", r"targets are int64 \(\)"),
-        ("iter([1, 2, 3])", r"targets are object \(\)"),
-        ("[[1], ['a', 'b'], []]", "targets are several names and several numbers, such as"),
-        ("torch.ones(3, dtype=torch.complex64)", "target of sample 0"),
-        ("None", r"item 1 is the int 9223372036854775808, .* below 2\*\*63"),
+        (np.array([2**63, 1, 2], np.uint64), None, r"targets are uint64 \(3,\); .* below 2\*\*63"),
+        (5, None, r"targets are int64 \(\)"),
+        (iter([1, 2, 3]), None, r"targets are object \(\)"),
+        ([[1], ["a", "b"], []], None, "targets are several names and several numbers, such as"),
+        (torch.ones(3, dtype=torch.complex64), None, "target of sample 0"),
+        (None, 2**63, r"item 1 is the int 9223372036854775808, .* below 2\*\*63"),
+        (None, 0.5, "Give the dataset an attribute `targets`"),
     ],
 )
 def test_targets_that_are_no_labels_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, label: Any, why: str
 ) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Photos, "targets", targets)
+    monkeypatch.setattr(Photos, "label", label)
     with pytest.raises(SourceError, match=why):
-        build(f"python:{dataset_of(tmp_path, targets, label='2**63')}:Photos", tmp_path / "a.store")
+        build(DATASET, tmp_path / "a.store")
 
 
 # --- while a version is built -------------------------------------------------------------------

@@ -5,42 +5,48 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import precache
 from tests.support import building
-from tests.support.building import cut, encoded, write
-
-DATASET = """
-import numpy as np
-
-class Bare:
-    classes = ("ant", "bee", "cat")
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, number):
-        return np.full((24, 24, 3), number, np.uint8), (number + 1) % 3
-
-class Photos(Bare):
-    targets = [1, 2, 0, 1, 2, 0]
-"""
+from tests.support.building import write, write_jpegs
 
 OWN, GIVEN = [1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2]
 RENUMBERED = [2, 0, 1, 2, 0, 1]  # own ones, by the class map
 RECIPE = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
 
 
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    name = f"overridden_{abs(hash(request.node.name))}"
-    (tmp_path / f"{name}.py").write_text(DATASET)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "classes.txt").write_text("cat\nant\nbee\n")
-    lines = [f"{number},{label}\n" for number, label in enumerate(GIVEN)]
-    (tmp_path / "labels.csv").write_text("".join(lines))
-    return f"python:{name}:Photos"
+class Bare:
+    """A dataset whose labels come with its samples."""
+
+    classes = ("ant", "bee", "cat")
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Any:
+        return np.full((24, 24, 3), number, np.uint8), OWN[number]
+
+
+class Photos(Bare):
+    targets: Any = OWN
+
+
+class Unlabelled(Photos):
+    def __getitem__(self, number: int) -> Any:
+        return super().__getitem__(number)[0]
+
+
+BARE, PHOTOS, UNLABELLED = (
+    f"python:{__name__}:{name}" for name in ("Bare", "Photos", "Unlabelled")
+)
+
+
+@pytest.fixture(autouse=True)
+def lists(tmp_path: Path) -> None:
+    write(tmp_path / "classes.txt", b"cat\nant\nbee\n")
+    write(tmp_path / "labels.csv", "".join(f"{n},{v}\n" for n, v in enumerate(GIVEN)).encode())
 
 
 def options(tmp_path: Path, kind: str) -> dict[str, Any]:
@@ -57,14 +63,12 @@ def labels_of(path: str) -> list[int]:
     return [by_key[number] for number in range(len(by_key))]
 
 
-def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
-    source: str, tmp_path: Path
-) -> None:
+def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(tmp_path: Path) -> None:
     kinds, versions = ["plain", "classes", "labels"], set()
     for turn in range(3):
         order = [*kinds[turn:], *kinds[:turn]]
         store = tmp_path / f"{turn}.store"
-        results = {kind: build(source, store, **options(tmp_path, kind)) for kind in order}
+        results = {kind: build(PHOTOS, store, **options(tmp_path, kind)) for kind in order}
         found = {kind: labels_of(result.path) for kind, result in results.items()}
         assert found == {"plain": OWN, "classes": RENUMBERED, "labels": GIVEN}
         versions.add(tuple(results[kind].version for kind in kinds))
@@ -73,14 +77,14 @@ def test_the_labels_of_a_version_do_not_depend_on_which_build_came_first(
 
 
 @pytest.mark.parametrize(
-    ("kind", "dataset", "labels"),
-    [("classes", "Photos", RENUMBERED), ("labels", "Photos", GIVEN), ("labels", "Bare", GIVEN)],
+    ("kind", "source", "labels"),
+    [("classes", PHOTOS, RENUMBERED), ("labels", PHOTOS, GIVEN), ("labels", BARE, GIVEN)],
 )
 def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
-    kind: str, dataset: str, labels: list[int], source: str, tmp_path: Path
+    kind: str, source: str, labels: list[int], tmp_path: Path
 ) -> None:
     """Lost or other labels are found, and made those of the request again."""
-    store, source = tmp_path / "a.store", source.replace("Photos", dataset)
+    store = tmp_path / "a.store"
     plain = build(source, store)
     (Path(plain.path) / "zarr.json").unlink()
     given = build(source, store, **options(tmp_path, kind))
@@ -108,22 +112,22 @@ def test_a_build_that_was_begun_with_other_labels_is_not_resumed(
 
 
 @pytest.mark.parametrize(
-    "targets",
+    ("targets", "fingerprint"),
     [
-        "[0.5, 1.5, 2.5, 3.5, 4.5, 5.5]",
-        "[[0, 1], [0], [1], [1, 2], [], [2]]",
-        "[1, 2, 0, 1, 2, 0]\n    def fingerprint(self, number): return 'same'",
-        "None\n    def fingerprint(self, number): return str(number)",
+        ([0.5, 1.5, 2.5, 3.5, 4.5, 5.5], None),
+        ([[0, 1], [0], [1], [1, 2], [], [2]], None),
+        (OWN, lambda self, number: "same"),
+        (None, lambda self, number: str(number)),
     ],
     ids=["numbers", "several", "one fingerprint", "fingerprints"],
 )
 def test_labels_of_a_request_are_verified_whatever_the_targets_are(
-    targets: str, source: str, tmp_path: Path
+    targets: Any, fingerprint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = next(tmp_path.glob("*.py"))
-    code = module.read_text().replace("[1, 2, 0, 1, 2, 0]", targets)
-    module.write_text(code.replace(", (number + 1) % 3", ""))
-    store, given = tmp_path / "a.store", options(tmp_path, "labels")
+    monkeypatch.setattr(Unlabelled, "targets", targets)
+    if fingerprint is not None:
+        monkeypatch.setattr(Unlabelled, "fingerprint", fingerprint, raising=False)
+    source, store, given = UNLABELLED, tmp_path / "a.store", options(tmp_path, "labels")
     built = build(source, store, **given)
     assert labels_of(built.path) == GIVEN
     (tmp_path / "labels.csv").write_text("".join(f"{n},{2 - n % 3}\n" for n in range(6)))
@@ -139,16 +143,16 @@ def test_labels_of_a_request_are_verified_whatever_the_targets_are(
 
 
 @pytest.mark.parametrize(
-    ("dataset", "kind", "why"),
+    ("source", "kind", "why"),
     [
-        ("Photos", "classes", "names or numbers of classes changed"),
-        ("Bare", "labels", "labels: class numbers that come with the samples → class numbers"),
+        (PHOTOS, "classes", "names or numbers of classes changed"),
+        (BARE, "labels", "labels: class numbers that come with the samples → class numbers"),
     ],
 )
 def test_other_labels_decode_nothing_and_a_plan_says_why(
-    dataset: str, kind: str, why: str, source: str, tmp_path: Path
+    source: str, kind: str, why: str, tmp_path: Path
 ) -> None:
-    source, store = source.replace("Photos", dataset), tmp_path / "a.store"
+    store = tmp_path / "a.store"
     build(source, store)
     plan = precache.plan(source, store, RECIPE, **options(tmp_path, kind))
     assert why in str(plan)
@@ -157,29 +161,24 @@ def test_other_labels_decode_nothing_and_a_plan_says_why(
     assert result.shards_reused == plan.shards
 
 
-def test_a_refresh_keeps_labels_of_a_request(source: str, tmp_path: Path) -> None:
+def test_a_refresh_keeps_labels_of_a_request(tmp_path: Path) -> None:
     store = tmp_path / "a.store"
     recipe = precache.Recipe.image(random_resized_crop=16, variants=2)
     given = options(tmp_path, "labels")
-    precache.build(source, store, recipe, address="serial", **given)
+    build(PHOTOS, store, recipe=recipe, **given)
     result = precache.refresh(store, run_functions=True, address="serial")
     assert labels_of(result.path) == GIVEN
     assert precache.verify(store).ok
-    same = precache.build(source, store, recipe, address="serial", **given)
+    same = build(PHOTOS, store, recipe=recipe, **given)
     assert same.version == result.version
 
 
 def test_other_sources_have_the_same_ids_with_labels_of_a_request_and_without(
     tmp_path: Path,
 ) -> None:
-    for name, number in (("ant", 0), ("bee", 1)):
-        folder = tmp_path / "in" / name
-        for sample in range(3):
-            write(folder / f"{sample}.jpg", encoded(cut(3 * number + sample)))
+    source = write_jpegs(tmp_path / "in", 6, classes=("ant", "bee"))
     (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee"]))
-    recipe, source = precache.Recipe.image(resize=40, crop=32), str(tmp_path / "in")
-    plain = precache.build(source, tmp_path / "a.store", recipe, address="serial")
-    given = precache.build(
-        source, tmp_path / "b.store", recipe, address="serial", classes=tmp_path / "classes.json"
-    )
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    plain = build(source, tmp_path / "a.store", recipe=recipe)
+    given = build(source, tmp_path / "b.store", recipe=recipe, classes=tmp_path / "classes.json")
     assert plain.version == given.version

@@ -542,10 +542,7 @@ FRAMES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "turned with their masks": ({"size": (48, 40), "exif": 6}, []),
     "turned without their masks": ({"size": (48, 40), "exif": 6, "drawn": "stored"}, ["stored"]),
     "square, turned": ({"size": (48, 48), "exif": 6}, ["exif", "stored"]),
-    "square, not turned": (
-        {"size": (48, 48), "exif": 6, "drawn": "stored"},
-        ["exif", "stored"],
-    ),
+    "square, not turned": ({"size": (48, 48), "exif": 6, "drawn": "stored"}, ["exif", "stored"]),
     "upside down": ({"size": (48, 40), "exif": 3}, ["exif", "stored"]),
     "of half the size": ({"size": (48, 40), "of_mask": (24, 20)}, []),
 }
@@ -759,10 +756,7 @@ def wide_colours(most: int) -> bytes:
     return cv2.imencode(".png", values)[1].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("kind", "then"),
-    [("grey", "one more"), ("colours", "retry")],
-)
+@pytest.mark.parametrize(("kind", "then"), [("grey", "one more"), ("colours", "retry")])
 def test_an_image_of_sixteen_bits_is_a_bad_sample_until_bits_are_stated(
     tmp_path: Path, run: Said, kind: str, then: str
 ) -> None:
@@ -957,9 +951,7 @@ def test_nothing_is_tried_where_nothing_is_decoded_or_all_is_stated(
     tried = list[str]()
     look = Pixels.look
     monkeypatch.setattr(
-        Pixels,
-        "look",
-        lambda self, key, sample: (tried.append(key), look(self, key, sample)),
+        Pixels, "look", lambda self, key, sample: (tried.append(key), look(self, key, sample))
     )
     photos = as_folder(tmp_path, files_of(photo, "a", 40))
     store = tmp_path / "store"

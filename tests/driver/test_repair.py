@@ -15,7 +15,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache.errors import DamageError, FetchError, GoneError, StoreError
+from precache.errors import DamageError, GoneError, StoreError
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from precache.store import arrays
@@ -24,7 +24,6 @@ from precache.store.commit_log import ROOT
 from precache.store.small_arrays import small_array
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.shards.stored_rows import StoredObject
-from precache_workers.sources.folder import FolderSource
 from tests.support import building
 from tests.support.building import (
     build_here,
@@ -34,10 +33,12 @@ from tests.support.building import (
     flip,
     identities,
     remains,
+    rewrite,
     shard_files,
     write,
     write_jpegs,
 )
+from tests.support.changing_sources import make_unfetchable
 from tests.support.mutations import small_names
 from tests.support.servers import S3Server
 
@@ -116,9 +117,7 @@ def test_a_shard_that_another_version_has_whole_is_not_made_again(
     """Of its samples nothing may be left."""
     (versions[1] / SHARD).unlink()
     for path in source.rglob("*.jpg"):
-        status = path.stat()
-        path.write_bytes(bytes(status.st_size))
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        rewrite(path, b"")
     options: dict[str, Any] = {"shard_samples": 8, "address": "serial", "ignore_ctime": True}
     planned = precache.plan(source, tmp_path / "store", RECIPE, timing=False, **options)
     assert (planned.state, planned.shards_reused, planned.rows_computed) == ("repair", 1, 0)
@@ -160,14 +159,8 @@ def test_a_shard_is_repaired_of_rows_that_lie_elsewhere(
 def test_what_was_a_hole_stays_one_though_its_sample_can_be_fetched_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, missing = FolderSource.fetch, sorted(source.glob("*/*.jpg"))[9].name
-
-    def fetched(self: FolderSource, keys: Any, *how: Any) -> Any:
-        samples = zip(keys, fetch(self, keys, *how), strict=True)
-        return [FetchError("gone") if missing in key else sample for key, sample in samples]
-
     with monkeypatch.context() as patch:
-        patch.setattr(FolderSource, "fetch", fetched)
+        make_unfetchable(patch, sorted(source.glob("*/*.jpg"))[9].name)
         first = build(source, tmp_path / "store", accept_missing=True)
     before = contents(tmp_path / "store")
     for path in shard_files(tmp_path / "store").values():

@@ -27,12 +27,7 @@ from precache.store.build_status import BuildStatus
 from precache_workers.driver.build_result import BuildResult
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import TimedClient, connect
-from precache_workers.jobs.submission import (
-    ClusterJob,
-    _own_lines,
-    _reason,
-    _result,
-)
+from precache_workers.jobs.submission import ClusterJob, _own_lines, _reason, _result
 from tests.support.building import (
     build_here,
     cli,
@@ -173,19 +168,6 @@ def test_a_job_goes_on_without_its_client_and_makes_what_a_build_here_makes(
     recipe = precache.Recipe.from_dict(json.loads((work.folder / "recipe.json").read_text()))
     build_here(work.folder / "in", tmp_path / "here", recipe, {"shard_samples": 2})
     assert contents(work.store) == contents(tmp_path / "here")
-
-
-@pytest.mark.heavy
-def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
-    head: JobHead, tmp_path: Path
-) -> None:
-    work = Work(tmp_path, head)
-    ran = work.run("submit", tmp_path / "nowhere", work.store)
-    assert ran.returncode == 2
-    why = f"the source {tmp_path}/nowhere does not exist; give a folder of images"
-    found = re.search(r"job (\S+) failed: (.*)\n", ran.stderr)
-    assert found, ran.stderr
-    assert found.group(2) == why
 
 
 # --- stopping and going on ----------------------------------------------------------------------

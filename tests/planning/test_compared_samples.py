@@ -3,6 +3,7 @@
 import importlib
 import io
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from precache.cli import main as command_line
 from precache.errors import PrecacheError, SourceError, UsageError
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
-from tests.support.building import labels, pixels, write_jpegs
+from tests.support import building
+from tests.support.building import labels, pixels, rewrite, write_jpegs
 
 CODE = """
 import dataclasses
@@ -88,15 +90,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
 
 def put(tmp_path: Path, values: Any) -> None:
     """Write the data that a dataset reads, unseen by precache."""
-    import json
-
     (tmp_path / "code/state.json").write_text(json.dumps(values))
 
 
 def build(source: str, tmp_path: Path, recipe: precache.Recipe = IMAGE, **options: Any) -> Any:
-    return precache.build(
-        source, tmp_path / "store", recipe, **{"address": "serial", "shard_samples": 4, **options}
-    )
+    return building.build(source, tmp_path / "store", recipe, **{"shard_samples": 4, **options})
 
 
 def values(tmp_path: Path, field: str = "image") -> list[int]:
@@ -451,26 +449,6 @@ def test_a_label_that_changes_in_or_around_the_dataset_is_seen(
         importlib.reload(sys.modules[module])
     assert build(name, tmp_path).rows_reused in (7, 8)
     assert [labels(tmp_path / "store")[str(n)] for n in range(8)] == [5, 1, 2, 3, 4, 5, 6, 7]
-
-
-def rewrite(path: Path, data: bytes) -> None:
-    """Write a file in place, so that its size and time stay."""
-    status = path.stat()
-    assert len(data) == status.st_size
-    until_the_clock_ticks(path)
-    path.write_bytes(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def until_the_clock_ticks(path: Path) -> None:
-    """Wait until a change of a file gets another ctime."""
-    ctime = path.stat().st_ctime_ns
-    probe = path.with_name("tick")
-    while True:
-        probe.write_bytes(b"")
-        if probe.stat().st_ctime_ns > ctime:
-            break
-    probe.unlink()
 
 
 def bitmap(value: int) -> bytes:

@@ -85,8 +85,7 @@ def test_every_key_is_counted_once(before: Rows, after: Rows) -> None:
 def test_classes_are_compared_by_name() -> None:
     """Other numbers for the same names relabel no sample."""
     found = source_changes(
-        table({"x": (0, 0), "y": (0, 1)}),
-        table({"x": (0, 1), "y": (0, 1)}, ("ape", "cat", "dog")),
+        table({"x": (0, 0), "y": (0, 1)}), table({"x": (0, 1), "y": (0, 1)}, ("ape", "cat", "dog"))
     )
     assert found.relabelled.examples == ("y: dog → cat",)
     assert found.classes_changed

@@ -33,31 +33,10 @@ import pytest
 import precache
 from precache.errors import BuildError, DamageError, PrecacheError, StorageError, StoreError
 from tests.support import fresh_build
-from tests.support.building import (
-    ask,
-    build_here,
-    build_until,
-    collect_until,
-    end,
-    start,
-)
-from tests.support.changing_sources import (
-    BROKEN,
-    CLASSES,
-    SOURCES,
-    Dataset,
-    Folder,
-    Sample,
-    Source,
-)
+from tests.support.building import ask, build_here, build_until, collect_until, end, start
+from tests.support.changing_sources import BROKEN, CLASSES, SOURCES, Dataset, Folder, Sample, Source
 from tests.support.fresh_build import content
-from tests.support.random_recipes import (
-    FUNCTIONS,
-    FailedSampleError,
-    Row,
-    draw_recipe,
-    row_of,
-)
+from tests.support.random_recipes import FUNCTIONS, FailedSampleError, Row, draw_recipe, row_of
 
 CHANGES = 90
 """About as many as a build makes in its store."""

@@ -33,11 +33,7 @@ from tests.support.layouts import (
 
 
 def given(
-    keys: Sequence[str],
-    path: str,
-    flags: str = "",
-    classes: Sequence[str] = (),
-    source: str = "in",
+    keys: Sequence[str], path: str, flags: str = "", classes: Sequence[str] = (), source: str = "in"
 ) -> Labels:
     """Return the labels that a file gives the samples of a folder with these classes.
 
@@ -77,7 +73,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-TABLES = {
+TABLES: dict[str, tuple[str, ...]] = {
     "row numbers beside names of files": (
         "id,image,label / 0,2.png,cat / 1,1.png,dog / 2,0.png,eel", "eel, dog, cat",
     ),
@@ -93,13 +89,17 @@ TABLES = {
     ),
     "two columns of stems": (
         "index,image_id,label / 0,2,cat / 1,1,dog / 2,0,eel", "cat, dog, eel | eel, dog, cat",
+        "the columns 'index', 'image_id' of labels.csv name the samples",
     ),
     "two columns of names of files": (
         "pair,image,label / 1.png,0.png,cat / 2.png,1.png,dog / 0.png,2.png,eel",
         "cat, dog, eel | eel, cat, dog",
+        "the columns 'image', 'pair' of labels.csv name the samples",
     ),
     "two columns of keys, and two of labels": (
-        "index,image_id,x,y / 0,2,a,k / 1,1,b,k / 2,0,c,m", "a, b, c | k, k, m | c, b, a | m, k, k",
+        "index,image_id,x,y / 0,2,a,k / 1,1,b,k / 2,0,c,m",
+        "a, b, c | k, k, m | c, b, a | m, k, k",
+        "Choose: `--key-column index --label-column x`; or",
     ),
     "two columns of the same keys": (
         "id,image,label / 0,0.png,cat / 1,1.png,dog / 2,2.png,eel", "cat, dog, eel",
@@ -110,18 +110,22 @@ TABLES = {
     "a column for each class": (
         "image,MEL,NV,BCC / 0,0.0,1.0,0.0 / 1,1.0,0.0,0.0 / 2,0.0,0.0,0.0",
         "NV, MEL, - | 0, 1, 0 | 1, 0, 0 | 0, 0, 0",
+        "Choose: `--label-column MEL,NV,BCC` if each is a class; or",
     ),
     "columns of 0 and 1 that are no classes": (
         "image,young,smiling / 0,0,1 / 1,1,1 / 2,0,0",
         "{smiling}, {smiling+young}, {} | 0, 1, 0 | 1, 1, 0",
+        "young,smiling` if each is a class; or",
     ),
     "columns of 1 and -1": (
         "image,young,male,smiling / 0,-1,1,1 / 1,1,-1,1 / 2,-1,-1,1",
         "{male+smiling}, {smiling+young}, {smiling} | -1, 1, -1 | 1, -1, -1 | 1, 1, 1",
+        "or `--label-column young --label-kind name`; or",
     ),
     "several findings": (
         "image,Finding / 0,Edema|Mass / 1,Mass / 2,None found",
         "{Edema+Mass}, {Mass}, {None found} | Edema|Mass, Mass, None found",
+        "`--label-separator '|'` for several of 3 classes, such as 'Edema'",
     ),
     "a category beside another column": (
         "id,w,category / 0,3,cat / 1,4,dog / 2,5,eel", "cat, dog, eel",
@@ -139,110 +143,88 @@ TABLES = {
     ),
     "a usage": (
         "id,label,Usage / 0,cat,Training / 1,dog,PublicTest / 2,eel,PrivateTest", "cat, dog, eel",
+        "column 'Usage' of labels.csv has 'PrivateTest', 'PublicTest', 'Training', which",
     ),
-    "a phase": ("id,label,phase / 0,cat,trn / 1,dog,tst / 2,eel,trn", "cat, dog, eel"),
+    "a phase": (
+        "id,label,phase / 0,cat,trn / 1,dog,tst / 2,eel,trn", "cat, dog, eel",
+        "column 'phase' of labels.csv has 'trn', 'tst', which look like splits",
+    ),
     "a flag of validation": (
         "id,label,is_valid / 0,cat,True / 1,dog,False / 2,eel,True", "cat, dog, eel",
+        "column 'is_valid' of labels.csv has 'False', 'True', which look",
     ),
-    "splits alone": ("id,split / 0,train / 1,val / 2,train", "train, val, train"),
-    "splits alone, without names": ("0.png,train / 1.png,val / 2.png,train", "train, val, train"),
+    "splits alone": (
+        "id,split / 0,train / 1,val / 2,train", "train, val, train",
+        "are 'train', 'val', which look like splits. Choose: `--label-column split`",
+    ),
+    "splits alone, without names": (
+        "0.png,train / 1.png,val / 2.png,train", "train, val, train",
+        "labels of labels.csv are 'train', 'val', which look like",
+    ),
     "folds": ("id,label,fold / 0,cat,1 / 1,dog,5 / 2,eel,5", "cat, dog, eel"),
+    "a class and a box, without names": (
+        "0.png\tn02\t0\t3 / 1.png\tn01\t0\t3 / 2.png\tn02\t1\t2",
+        "n02, n01, n02 | 0, 0, 1 | 3, 3, 2", "",
+    ),
+    "codes beside their numbers": ("0,007 / 1,7 / 2,8", "007, 7, 8 | 7, 7, 8 | 7.0, 7.0, 8.0", ""),
+    "classes that a word joins": (
+        "0,scab / 1,rust / 2,scab and rust",
+        "{scab}, {rust}, {rust+scab} | scab, rust, scab and rust", "",
+    ),
+    "names with brackets": (
+        "0,scab (leaf) / 1,rust (leaf) / 2,scab", "scab (leaf), rust (leaf), scab",
+    ),
 }  # fmt: skip
-"""Lines of a file of labels of 0.png, 1.png and 2.png, with / between, and the labels of the build,
-or of all that a refusal names, with | between."""
-
-REFUSED = {
-    "two columns of stems": "the columns 'index', 'image_id' of labels.csv name the samples",
-    "two columns of names of files": "the columns 'image', 'pair' of labels.csv name the samples",
-    "two columns of keys, and two of labels": "Choose: `--key-column index --label-column x`; or",
-    "a column for each class": "Choose: `--label-column MEL,NV,BCC` if each is a class; or",
-    "columns of 0 and 1 that are no classes": "young,smiling` if each is a class; or",
-    "columns of 1 and -1": "or `--label-column young --label-kind name`; or",
-    "several findings": "`--label-separator '|'` for several of 3 classes, such as 'Edema'",
-    "a usage": "column 'Usage' of labels.csv has 'PrivateTest', 'PublicTest', 'Training', which",
-    "a phase": "column 'phase' of labels.csv has 'trn', 'tst', which look like splits",
-    "a flag of validation": "column 'is_valid' of labels.csv has 'False', 'True', which look",
-    "splits alone": "are 'train', 'val', which look like splits. Choose: `--label-column split`",
-    "splits alone, without names": "labels of labels.csv are 'train', 'val', which look like",
-}
+"""Lines of a file of labels of 0.png, 1.png and 2.png, with / between; the labels of the build, or
+of all that a refusal names, with | between; and what is said of the refusal."""
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_of_labels_is_read_in_the_one_way_or_refused(
     here: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines, texts = TABLES[name]
-    expected = [labels_by("012", text) for text in texts.split(" | ")]
+    lines, labels, *refused = TABLES[name]
+    expected = [labels_by("012", text) for text in labels.split(" | ")]
     put_csv(here / "labels.csv", *lines.replace("ROOT", str(here)).split(" / "))
     keys = ["0.png", "1.png", "2.png"]
-    if name in REFUSED:
+    if refused:
         text, choices = in_doubt(keys, "labels.csv", "--accept-unmatched")
         assert choices == expected
-        assert REFUSED[name] in text
+        assert refused[0] in text
     else:
         assert [given(keys, "labels.csv")] == expected
     said = "The column 'fold' of labels.csv has '1', '5', which may be splits"
     assert (said in caplog.text) == (name == "folds")
 
 
-PHOTOS = ["part_1/ISIC_1.png", "part_1/ISIC_2.png", "part_2/ISIC_3.png"]
-DATA_SETS = {
-    "stems of photos in folders": (
-        "l.csv",
-        "lesion_id,image_id,dx,age / H1,ISIC_1,bkl,80.0 / H1,ISIC_2,nv, / H3,ISIC_3,bkl,75.0",
-        "H1, H1, H3 | bkl, nv, bkl | 80, -, 75",
-    ),
-    "a class and a box, without names": (
-        "val_annotations.txt",
-        "ISIC_1.png\tn02\t0\t3 / ISIC_2.png\tn01\t0\t3 / ISIC_3.png\tn02\t1\t2",
-        "n02, n01, n02 | 0, 0, 1 | 3, 3, 2",
-    ),
-    "columns of spaces below comments": (
-        "list.txt",
-        "#Image CLASS-ID / # 1:Cat 2:Dog / ISIC_1 1 4 / ISIC_2 1 5 / ISIC_3 2 4",
-        "1, 1, 2 | 4, 5, 4",
-    ),
-    "columns of words alone, without names": (
-        "list.txt",
-        "ISIC_1 cat tabby / ISIC_2 dog pug / ISIC_3 cat manx",
-        "cat, dog, cat | tabby, pug, manx",
-    ),
-    "paths of Windows": (
-        "l.csv",
-        "C:\\part_1\\ISIC_1.png,17 / C:\\part_1\\ISIC_2.png,17 / C:\\part_2\\ISIC_3.png,17",
-        "17, 17, 17",
-    ),
-    "absolute paths, and values": (
-        "l.csv",
-        "path;age / /x/part_1/ISIC_1.png;0.5 / /x/part_1/ISIC_2.png;1.5 / /x/part_2/ISIC_3.png;2.5",
-        "0.5, 1.5, 2.5",
-    ),
-    "codes beside their numbers": (
-        "l.csv", "ISIC_1,007 / ISIC_2,7 / ISIC_3,8", "007, 7, 8 | 7, 7, 8 | 7.0, 7.0, 8.0",
-    ),
-    "classes that a word joins": (
-        "l.csv",
-        "ISIC_1,scab / ISIC_2,rust / ISIC_3,scab and rust",
-        "{scab}, {rust}, {rust+scab} | scab, rust, scab and rust",
-    ),
-    "names with brackets": (
-        "l.csv",
-        "ISIC_1,scab (leaf) / ISIC_2,rust (leaf) / ISIC_3,scab",
-        "scab (leaf), rust (leaf), scab",
-    ),
-}  # fmt: skip
-"""File of labels of a public data set's form -> its labels, or those of each command printed."""
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_files_of_labels_as_data_sets_have_them(here: Path, name: str) -> None:
-    file, lines, texts = DATA_SETS[name]
-    expected = [labels_by(["ISIC_1", "ISIC_2", "ISIC_3"], text) for text in texts.split(" | ")]
-    put_csv(here / file, *lines.split(" / "))
+@pytest.mark.parametrize(
+    ("lines", "labels"),
+    [
+        (
+            "lesion_id,image_id,dx,age / H1,p_1,bkl,80.0 / H1,p_2,nv, / H3,p_3,bkl,75.0",
+            "H1, H1, H3 | bkl, nv, bkl | 80, -, 75",
+        ),
+        ("C:\\1\\p_1.png,17 / C:\\1\\p_2.png,17 / C:\\2\\p_3.png,17", "17, 17, 17"),
+        (
+            "path;age / /x/1/p_1.png;0.5 / /x/1/p_2.png;1.5 / /x/2/p_3.png;2.5",
+            "0.5, 1.5, 2.5",
+        ),
+        ("#Image CLASS-ID / # 1:Cat 2:Dog / p_1 1 4 / p_2 1 5 / p_3 2 4", "1, 1, 2 | 4, 5, 4"),
+        (
+            "p_1 cat tabby / p_2 dog pug / p_3 cat manx",
+            "cat, dog, cat | tabby, pug, manx",
+        ),
+    ],
+    ids=["stems", "paths of Windows", "absolute paths, and values", "comments", "words alone"],
+)
+def test_photos_in_folders_are_named_as_data_sets_do(here: Path, lines: str, labels: str) -> None:
+    expected = [labels_by(["p_1", "p_2", "p_3"], text) for text in labels.split(" | ")]
+    keys = ["1/p_1.png", "1/p_2.png", "2/p_3.png"]
+    put_csv(here / "labels.csv", *lines.split(" / "))
     if len(expected) > 1:
-        assert in_doubt(PHOTOS, file)[1] == expected
+        assert in_doubt(keys, "labels.csv")[1] == expected
     else:
-        assert [given(PHOTOS, file, source="/photos/in")] == expected
+        assert [given(keys, "labels.csv", source="/photos/in")] == expected
 
 
 @pytest.mark.parametrize(
@@ -291,8 +273,7 @@ def test_classes_of_a_column_each_keep_their_order_and_are_one_of_a_sample(here:
 
 
 @pytest.mark.parametrize(
-    ("header", "end"),
-    [("id_code,diagnosis", ""), ("Image,Id", ","), ("id_code;diagnosis", ";")],
+    ("header", "end"), [("id_code,diagnosis", ""), ("Image,Id", ","), ("id_code;diagnosis", ";")]
 )
 def test_a_header_of_other_names_and_blank_rows_need_no_flag(
     here: Path, header: str, end: str, caplog: pytest.LogCaptureFixture

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import precache
 from precache.errors import ChoiceError, SourceError
 from precache.store.row_table import RowTable
 from precache_workers.planning.class_maps import freeze_classes, read_classes, require_names
 from precache_workers.planning.labels import override_labels
-from tests.support.building import build_here, labels, write
+from tests.support.building import write
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
 
@@ -318,34 +317,7 @@ def test_files_that_are_no_class_map(tmp_path: Path, data: bytes) -> None:
         read_classes(str(tmp_path / "classes"))
 
 
-# --- builds -------------------------------------------------------------------------------------
-
-
-MANY = """
-    class Many:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, i):
-            import numpy as np
-            return np.full((8, 8, 3), i, np.uint8), 5
-"""
-
-
-def test_the_keys_of_a_dataset_are_its_indices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "many_of_labels.py").write_text(MANY.replace("\n    ", "\n"))
-    monkeypatch.syspath_prepend(tmp_path)
-    file, source = tmp_path / "labels.csv", "python:many_of_labels:Many"
-    file.write_text("index,label\n" + "".join(f"{n},{n % 3}\n" for n in range(3)))
-    recipe = precache.Recipe.image()
-    with pytest.raises(SourceError, match="6 of 9 samples get no label, such as '3'"):
-        build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
-    file.write_text("".join(f"{n},{n % 3}\n" for n in range(9)))
-    build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
-    assert labels(tmp_path / "store") == {str(n): n % 3 for n in range(9)}
-
+# --- paths below the source ---------------------------------------------------------------------
 
 HERE = "/data/train/"
 

@@ -187,38 +187,6 @@ def test_copied_and_renamed_photos_are_not_decoded_again_unless_ops_draw_by_key(
     assert (second.mean, second.std) == (fresh.mean, fresh.std)
 
 
-def test_a_build_takes_rows_of_whichever_version_has_them(source: Path, tmp_path: Path) -> None:
-    """Also if another one is current, which has few of them, and in other places."""
-    store, photos = tmp_path / "store", sorted(source.rglob("*/0*.jpg"))
-    first = build(source, store)
-    for number in range(29, 45):
-        write(source / f"cat/{number:03d}.jpg", padded(number))
-    second = build(source, store)
-    for path in photos[:20]:
-        path.rename(tmp_path / path.name)
-    third = build(source, store)
-    assert (third.samples, third.rows_reused, CALLS) == (26, 26, [])
-    assert second.shards_reused == first.shards - 1
-    for path in photos[:20]:
-        (tmp_path / path.name).rename(path)
-    assert build(source, store).version == second.version
-    write(source / "cat/new.jpg", padded(99))
-    again = build(source, store)
-    assert (again.samples, again.rows_reused) == (47, 46)
-
-
-def test_rows_of_a_copy_are_found_by_contents_that_versions_of_other_ops_know(
-    source: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    build(source, store)
-    (source / "cat/001.jpg").write_bytes(padded(900))
-    build(source, store, recipe=recipe_of(40))
-    build(copied(source, tmp_path / "b"), store)
-    last = build(source, store)
-    assert (last.rows_reused, CALLS) == (30, [])
-
-
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_a_copy_takes_rows_of_whichever_content_of_its_keys_its_files_have(
     is_hidden: bool, source: Path, tmp_path: Path

@@ -64,7 +64,7 @@ def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[F
             assert child.etags[row] == ""
         again = keep_rows(child, listing(now), keep_order=False)
         assert again is not None
-        assert again.digest == child.digest
+        assert again.digest == thaw(freeze(child), "here").digest == child.digest
         table = child
 
 
@@ -79,20 +79,6 @@ def test_moved_files_take_their_rows_along() -> None:
     moved[moved.index("lion/1.jpg")] = "cat/1.jpg"
     assert list(child.keys) == [*moved, "lion/1.jpg"]
     assert child.removed == {list(table.keys).index("cat/1.jpg")}
-
-
-def test_what_changed_is_counted() -> None:
-    before: Files = {f"k{n:02d}": (5, 0) for n in range(20)}
-    table = order_rows(listing(before), keep_order=False)
-    now = {key: value for key, value in before.items() if key not in ("k03", "k04")}
-    now |= {"k05": (6, 0), "k06": (5, 1), "new": (5, 0)}
-    child = keep_rows(table, listing(now), keep_order=False)
-    assert child is not None
-    assert str(source_changes(table, child)) == "17 same, 1 changed, 1 added, 2 removed"
-    again = keep_rows(child, listing(before), keep_order=False)
-    assert again is not None
-    assert str(source_changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
-    assert thaw(freeze(child), "here").digest == child.digest
 
 
 def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:

@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import os
+import random
 import re
 import tarfile
 import tempfile
@@ -35,6 +36,7 @@ from tests.support.building import (
     cut,
     encoded,
     pixels,
+    rewrite,
     with_equal_ctimes,
     write,
 )
@@ -107,12 +109,6 @@ def write_source(form: str, root: Path, photos: Photos) -> str:
     return str(root / f"list.{form}")
 
 
-def in_place(path: Path, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.write(data)
-    os.utime(path, (LONG_AGO, LONG_AGO))
-
-
 def by_rename(path: Path, data: bytes) -> None:
     write(path.with_name("new"), data).replace(path)
 
@@ -120,7 +116,7 @@ def by_rename(path: Path, data: bytes) -> None:
 Rewrite = Callable[[Path, bytes], None]
 
 
-def change(path: Path, data: bytes, how: Rewrite = in_place) -> None:
+def change(path: Path, data: bytes, how: Rewrite = rewrite) -> None:
     """Give a file other bytes, of the same size and time, if it has not these already."""
     before = path.stat()
     if path.read_bytes() != data:
@@ -176,49 +172,6 @@ def count_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
             return own(self, keys, *rest, **named)
 
         monkeypatch.setattr(kind, "fetch", fetch)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_file_rewritten_with_the_same_size_and_time_is_another_version(
-    form: str, tmp_path: Path
-) -> None:
-    photos, store = photos_from(0), tmp_path / "store"
-    source = write_source(form, tmp_path / "photos", photos)
-    first = build(form, source, store)
-    changed = list(photos)[4]
-    photos[changed] = photos_from(500)[changed]
-    for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, in_place)
-    before = sorted(store.rglob("*"))
-    options: dict[str, Any] = {"address": "serial", **options_of(form)}
-    plan = precache.plan(source, store, RECIPE, timing=form == "folder", **options)
-    assert (plan.state, plan.rows_computed) == ("build", 1)
-    assert sorted(store.rglob("*")) == before
-    second = build(form, source, store)
-    assert second.version != first.version
-    assert second.rows_reused == 11
-    assert_rows(store, form, photos)
-    assert build(form, source, store).version == second.version
-    assert not fetched
-    again = precache.ensure(source, store, RECIPE, **options)
-    assert again.id == second.version
-    for path in record_files(store):  # without a record, what the version has of its own counts
-        path.unlink()
-    assert build(form, source, store).version == second.version
-    first_photo = next(iter(photos))
-    photos[first_photo] = photos_from(500)[first_photo]
-    for path, data in files_of(form, tmp_path / "photos", photos).items():
-        change(path, data, by_rename)
-    for path in record_files(store):
-        path.write_bytes(path.read_bytes()[:99])
-    if form != "zip":  # which has checksums
-        ignored = precache.plan(source, store, RECIPE, ignore_ctime=True, timing=False, **options)
-        assert ignored.version == second.version
-    third = build(form, source, store)
-    assert third.rows_reused == 11
-    assert_rows(store, form, photos)
-    assert build(form, source, store).version == third.version
-    assert not fetched
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -306,45 +259,77 @@ def test_folders_of_one_source_that_are_exchanged_are_read(
     assert_same(pixels(store), pixels(tmp_path / "anew"))
 
 
-def chmod(path: Path) -> None:
-    path.chmod(0o600)
+EDITS = (
+    "rewrite", "rename", "touch", "chmod", "link", "grow", "remove", "return", "lose record",
+)  # fmt: skip
 
 
-def hard_link(path: Path) -> None:
-    path.with_name("link").hardlink_to(path)
-    path.with_name("link").unlink()
-
-
-def touch(path: Path) -> None:
-    os.utime(path, (LONG_AGO + 77, LONG_AGO + 77))
-
-
-@pytest.mark.parametrize("form", ["folder", "tar", "zip", "keys.csv"])
-def test_what_leaves_the_content_as_it_is_is_read_once_and_no_other_version(
-    form: str, tmp_path: Path
+@pytest.mark.parametrize(("form", "many"), [*((form, False) for form in FORMS), ("folder", True)])
+def test_rows_follow_contents_through_any_edits(
+    form: str, many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos, store = photos_from(0), tmp_path / "store"
-    source = write_source(form, tmp_path / "photos", photos)
-    changed, *_ = photos
-    acts = (chmod, touch, hard_link) if form == "folder" else (chmod, touch)
-    for number, act in enumerate(acts):
-        version = build(form, source, store).version
-        act(next(iter(files_of(form, tmp_path / "photos", photos))))
-        assert build(form, source, store).version == version
-        assert len(fetched) == {"zip": 0, "tar": 12}.get(form, 1)
-        assert build(form, source, store).version == version
-        assert not fetched
-        photos[changed] = photos_from(500 + number)[changed]
-        for path, data in files_of(form, tmp_path / "photos", photos).items():
-            change(path, data, _keeping_time)
-        assert build(form, source, store).version != version
+    """Sizes and times return, as those of archives that are unpacked with fixed times; what leaves
+    contents as they are makes no other version, and is read once. A plan says so, and writes
+    nothing."""
+    if many:
+        monkeypatch.setattr("precache_workers.planning.source_record.MOST_TOUCHED", 0)
+    draw, photos, store = random.Random(f"{form} {many}"), photos_from(0), tmp_path / "store"
+    root, gone, options = tmp_path / "photos", Photos(), {"address": "serial", **options_of(form)}
+    source = write_source(form, root, photos)
+    last = build(form, source, store).version
+    for number, edit in enumerate((*draw.sample(EDITS, len(EDITS)), "damage table"), 500):
+        key, before = draw.choice(list(photos)), dict(photos)
+        path = draw.choice([*files_of(form, root, photos)])
+        if edit == "damage table":
+            table = draw.choice(sorted(store.glob("*/rows/size/c/0")))
+            os.truncate(table, table.stat().st_size - 9)
+        if edit in ("rewrite", "rename", "damage table"):
+            photos[key] = padded_photo(number).ljust(len(photos[key]), b"\0")
+            for each, data in files_of(form, root, photos).items():
+                change(each, data, rewrite if edit == "rewrite" else by_rename)
+        elif edit == "touch":
+            moment = LONG_AGO + draw.choice([0, 9])
+            os.utime(path, (moment, moment))
+        elif edit == "chmod":
+            path.chmod(draw.choice([0o600, 0o644]))
+        elif edit == "link":
+            path.with_name("link").hardlink_to(path)
+            path.with_name("link").unlink()
+        elif edit == "lose record":
+            for record in record_files(store):
+                record.unlink() if draw.random() < 0.5 else os.truncate(record, 99)
+        else:
+            if edit == "grow":
+                photos[key] += b"+"
+            elif edit == "remove":
+                gone = {key: photos.pop(key)}
+                (root / key).unlink(missing_ok=True)
+            else:
+                photos |= gone
+            write_source(form, root, photos)
+        there = sorted(store.rglob("*"))
+        options["timing"] = form == "folder" and edit == "rewrite"
+        plan = precache.plan(source, store, RECIPE, **options)
+        if edit in ("rewrite", "rename"):
+            assert (plan.state, plan.rows_computed) == ("build", 1)
+            if form != "zip":  # which has checksums
+                ignored = precache.plan(source, store, RECIPE, ignore_ctime=True, **options)
+                assert ignored.version == last
+        assert sorted(store.rglob("*")) == there
+        built = build(form, source, store)
+        read = len(fetched)
         assert_rows(store, form, photos)
-
-
-def _keeping_time(path: Path, data: bytes) -> None:
-    mtime = path.stat().st_mtime_ns
-    path.write_bytes(data)
-    os.utime(path, ns=(mtime, mtime))
+        assert edit not in ("rewrite", "rename") or built.rows_reused == len(photos) - 1
+        assert many or (built.version == last) == (photos == before), edit
+        if not many and edit in ("touch", "chmod", "link"):
+            each = 1 if path.suffix == ".jpg" else len(photos)
+            assert (edit, read) == (edit, 0 if form == "zip" else each)
+        last = build(form, source, store).version
+        assert (last, fetched) == (built.version, []), edit
+    del options["timing"]
+    version = precache.ensure(source, store, RECIPE, **options)
+    assert version is not None
+    assert version.id == last
 
 
 def test_one_folder_has_several_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,73 +465,6 @@ class Data:
         change(root / key, data)
     build("folder", source, store, keep_order=True)
     assert_rows(store, "folder", photos_from(500, 24))
-
-
-def test_old_times_that_return_bring_no_old_pixels(tmp_path: Path, many_touched: None) -> None:
-    """Too many samples have another time to be read, but an earlier version would be the answer."""
-    store, photos = tmp_path / "store", photos_from(0)
-    root = tmp_path / "photos"
-    source = write_source("folder", root, photos)
-    first = build("folder", source, store).version
-    for key, data in photos_from(500).items():
-        write(root / key, data)
-        os.utime(root / key, (LONG_AGO + 9, LONG_AGO + 9))
-    build("folder", source, store)
-    for key in photos:
-        os.utime(root / key, (LONG_AGO, LONG_AGO))
-    assert build("folder", source, store).version != first
-    assert_rows(store, "folder", photos_from(500))
-
-
-@pytest.mark.parametrize(
-    ("form", "between"),
-    [
-        ("folder", "another size"),
-        ("folder", "removed"),
-        ("tar", "the same size"),
-        ("keys.csv", "removed"),
-    ],
-)
-def test_an_old_size_and_time_that_return_bring_no_old_pixels(
-    form: str, between: str, tmp_path: Path
-) -> None:
-    """As of archives that are unpacked with fixed times, one after the other."""
-    photos, store = photos_from(0), tmp_path / "store"
-    root = tmp_path / "photos"
-    source = write_source(form, root, photos)
-    build(form, source, store)
-    key = list(photos)[4]
-    later = photos | {key: photos_from(300)[key] + b"+" * (between == "another size")}
-    if between == "removed":
-        del later[key]
-        (root / key).unlink(missing_ok=True)
-    write_source(form, root, later)
-    for path in files_of(form, root, later):
-        if form not in ("folder", "csv", "keys.csv") or path.name in key:
-            os.utime(path, (LONG_AGO + 9, LONG_AGO + 9))
-    build(form, source, store)
-    photos[key] = photos_from(500)[key]
-    source = write_source(form, root, photos)
-    last = build(form, source, store).version
-    assert_rows(store, form, photos)
-    assert build(form, source, store).version == last
-    assert not fetched
-
-
-@pytest.mark.parametrize("changed", ["a new photo", "one that is rewritten"])
-def test_a_photo_is_read_where_the_row_table_of_an_earlier_version_is_damaged(
-    changed: str, tmp_path: Path
-) -> None:
-    store, photos = tmp_path / "store", photos_from(0)
-    source = write_source("folder", tmp_path / "photos", photos)
-    rows = store / build("folder", source, store).version / "rows/size/c/0"
-    rows.write_bytes(rows.read_bytes()[:-9])
-    key = "cat/new.jpg" if "new" in changed else "cat/03.jpg"
-    photos[key] = padded_photo(503)
-    path = tmp_path / "photos" / key
-    change(path, photos[key]) if path.exists() else write(path, photos[key])
-    build("folder", source, store)
-    assert_rows(store, "folder", photos)
 
 
 def test_gc_keeps_the_records_of_sources_that_stay(tmp_path: Path) -> None:

@@ -102,27 +102,16 @@ def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path
         same = build(source, store, recipe, retry_failed=retry_failed)
         assert (same.version, same.mended) == (second.version, 0)
     (tmp_path / "moods/62").unlink()
-    third = build(source, store, recipe, retry_failed=True)
-    assert (third.failed, third.mended) == (0, 1)
-    assert build(source, store, recipe, retry_failed=True).version == third.version
-    assert versions(store) == {first.version, second.version, third.version}
-    assert precache.verify(store).ok
-
-
-def test_samples_are_tried_again_beside_what_changed_and_stay_mended(
-    source: Path, tmp_path: Path
-) -> None:
-    store, recipe = tmp_path / "store", recipe_of(tmp_path / "moods")
-    build(source, store, recipe)
-    (tmp_path / "moods/61").unlink()
     write(source / "cat/new.jpg", encoded(cut(900)))
-    second = build(source, store, recipe, retry_failed=True)
-    assert (second.samples, second.failed, second.mended) == (31, 1, 1)
-    assert second.rows_reused == 28
+    grown = build(source, store, recipe)
+    assert (grown.samples, grown.failed, grown.rows_reused) == (31, 1, 30)
     write(source / "cat/newer.jpg", encoded(cut(901)))
-    (tmp_path / "moods/62").unlink()
-    third = build(source, store, recipe)
-    assert (third.failed, third.rows_reused) == (1, 31)
+    third = build(source, store, recipe, retry_failed=True)
+    assert (third.samples, third.failed, third.mended, third.rows_reused) == (32, 0, 1, 30)
+    assert build(source, store, recipe, retry_failed=True).version == third.version
+    made = (first, second, grown, third)
+    assert versions(store) == {each.version for each in made}
+    assert precache.verify(store).ok
 
 
 def test_a_retry_that_was_killed_says_what_is_left_to_try(
@@ -212,40 +201,38 @@ def test_the_command_says_what_came_of_it(
 LARGE = precache.Recipe.image(resize=150, crop=150)
 
 
-def files(folder: Path, some: range) -> Path:
-    """Photos of a large and growing set; the same for the same number."""
-    for number in some:
-        write(folder / f"cat/{number:04d}.jpg", encoded(cut(number)))
-    return folder
+def files(folder: Path, count: int) -> Path:
+    """So many photos of a large and growing set, in one class."""
+    return write_jpegs(folder, count, classes=("cat",))
 
 
 def test_shards_stay_where_rows_are_reused_and_are_chosen_anew_elsewhere(tmp_path: Path) -> None:
-    source, store = files(tmp_path / "in", range(5)), tmp_path / "store"
-    trial = precache.build(source, store, LARGE, address="serial")
+    source, store = files(tmp_path / "in", 5), tmp_path / "store"
+    trial = building.build(source, store, LARGE)
     assert trial.shards == 5
-    files(source, range(5, 100))
+    files(source, 100)
     recipe = precache.Recipe.image(resize=160, crop=160)
-    assert precache.build(source, store, recipe, address="serial").shards == 17
-    whole = precache.build(source, store, LARGE, address="serial")
+    assert building.build(source, store, recipe).shards == 17
+    whole = building.build(source, store, LARGE)
     assert (whole.shards, whole.shards_reused, whole.rows_reused) == (17, 0, 5)
     assert list(precache.open(store).keys)[:5] == list(precache.open(trial.path).keys)
-    files(source, range(100, 110))
-    grown = precache.build(source, store, LARGE, address="serial")
+    files(source, 110)
+    grown = building.build(source, store, LARGE)
     assert (grown.shards, grown.shards_reused) == (19, 16)
 
 
 def test_a_plan_says_when_compact_would_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, store = files(tmp_path / "in", range(20)), tmp_path / "store"
-    precache.build(source, store, LARGE, address="serial")
+    source, store = files(tmp_path / "in", 20), tmp_path / "store"
+    building.build(source, store, LARGE)
     for count in (60, 90):
-        files(source, range(count))
-        precache.build(source, store, LARGE, address="serial")
+        files(source, count)
+        building.build(source, store, LARGE)
     command = ["plan", str(source), str(store), "--resize=150", "--crop=150", "--no-timing"]
     assert main(command) == 0
     assert "90 shards; --compact would give 18" in capsys.readouterr().out
-    compact = precache.build(source, store, LARGE, address="serial", compact=True)
+    compact = building.build(source, store, LARGE, compact=True)
     assert compact.shards == 18
     assert precache.plan(source, store, LARGE, address="serial").shards_compact is None
 
@@ -256,7 +243,7 @@ def test_a_plan_says_when_compact_would_help(
 def test_samples_that_were_removed_are_counted_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source, store = files(tmp_path / "in", range(30)), tmp_path / "store"
+    source, store = files(tmp_path / "in", 30), tmp_path / "store"
     write(source / "cat/broken.jpg", b"none")
     options: dict[str, Any] = {"address": "serial", "shard_samples": 8}
     precache.build(source, store, LARGE, **options)

@@ -76,6 +76,14 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
+def rewrite(path: Path, data: bytes) -> None:
+    """Write a file in place, zeros behind the data, so that its size and mtime stay."""
+    before = path.stat()
+    path.write_bytes(data.ljust(before.st_size, b"\0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
 def cut(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
     """A piece of a photograph, (width, height) large, another for each number."""
     image = photograph()
@@ -257,6 +265,15 @@ def assert_whole_road(
     there = pixels(store, storage_options=options)
     assert there.keys() == right.keys()
     assert all(np.array_equal(there[key], right[key]) for key in right)
+
+
+def assert_as_serial(
+    store: Path, source: Path, recipe: precache.Recipe, shard_samples: int
+) -> None:
+    """A store is, to the last byte, what a build in one process makes, and has no remains."""
+    build_here(source, store.with_name("serial"), recipe, {"shard_samples": shard_samples})
+    assert contents(store) == contents(store.with_name("serial"))
+    assert remains(store) == []
 
 
 # --- the command line ---------------------------------------------------------------------------

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from precache.errors import FetchError
+from precache_workers.sources.folder import FolderSource
 from tests.support.building import LONG_AGO, encoded
 from tests.support.containers import add
 
@@ -350,6 +353,17 @@ class FileDataset(Dataset):
     def remove(self, name: str) -> None:
         super().remove(name)
         (self.root / name).unlink()
+
+
+def make_unfetchable(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Samples of folders whose keys have this name in them are out of reach."""
+    fetch = FolderSource.fetch
+
+    def fetched(self: FolderSource, keys: Any, *how: Any) -> Any:
+        samples = zip(keys, fetch(self, keys, *how), strict=True)
+        return [FetchError("no answer") if name in key else sample for key, sample in samples]
+
+    patch.setattr(FolderSource, "fetch", fetched)
 
 
 SOURCES = (Folder, Folder, Archives, Table, Dataset, TargetDataset, NamedDataset, FileDataset)
