@@ -39,6 +39,15 @@ def import_simplejpeg() -> ModuleType:
     return simplejpeg  # type: ignore[no-any-return]
 
 
+def jpeg_header(file: bytes | np.ndarray) -> tuple[int, int, str]:
+    """Return height, width and colours of a JPEG file; raises `ValueError` if they are unknown."""
+    try:
+        height, width, colours, _ = import_simplejpeg().decode_jpeg_header(file)
+    except KeyError:
+        raise ValueError("its subsampling of colours has no name") from None
+    return height, width, colours
+
+
 def encode_jpeg(row: np.ndarray, quality: int) -> bytes:
     """Encode (C, H, W) uint8 of 1 or 3 channels as a JPEG file, by Pillow.
 
@@ -107,7 +116,7 @@ def decode_jpeg(
         if part is not None:
             file, shape, box[0], box[1] = part
     try:
-        size = simplejpeg.decode_jpeg_header(file)[:2]
+        size = jpeg_header(file)[:2]
         if shape[0] not in CHANNELS or size != shape[1:]:
             raise ValueError(f"{size[1]} x {size[0]} pixels where {tuple(shape)} belong")
         fits = room is not None and math.prod(shape) <= len(room)

@@ -38,6 +38,7 @@ from PIL import (
     features,
 )
 
+from precache.codecs.jpeg import jpeg_header
 from precache.errors import SampleError
 from precache.messages import printable
 from precache.recipe.ops import Decode
@@ -195,7 +196,7 @@ def _with_end(data: bytes) -> bytes:
 def _is_whole(data: bytes, op: Decode) -> bool:
     """Return True if a JPEG has all of its pixels; of those over the limit, the answer is False."""
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colours = jpeg_header(data)
         if width * height <= op.max_pixels:
             jpeg_tags(data)
             colourspace = "CMYK" if colours in ("CMYK", "YCCK") else "RGB"
@@ -213,7 +214,7 @@ def _decode_jpeg(data: bytes, op: Decode, scratch: Scratch) -> np.ndarray | None
     if op.mode == "P":
         raise _changed_by_jpeg()
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colours = jpeg_header(data)
         _check_pixels(width, height, op.max_pixels)
         tags = jpeg_tags(data)
         if colours not in ("YCbCr", "Gray") or (op.mode == "L" and colours != "Gray"):
@@ -844,7 +845,7 @@ def frame_of(data: Any, op: Decode) -> Frame:
     data = bytes(data)
     if data.startswith(b"\xff\xd8"):
         with contextlib.suppress(ValueError):
-            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            height, width, _ = jpeg_header(data)
             tags = jpeg_tags(data)
             return Frame(width, height, _orientation(data, tags, op) if tags else 1)
     with _opened(data, op) as image:
