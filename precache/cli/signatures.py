@@ -249,9 +249,6 @@ def read_recipe(given: Mapping[str, Any]) -> Recipe:
     values = {name: given[name] for name in names if name in given}
     recipe = given.get("recipe")
     if recipe is None:
-        resizes = values.keys() & {"resize", "random_resized_crop"}
-        if "interpolation" in values and not resizes:
-            raise UsageError("--interpolation says how to resize; give --resize with it")
         return Recipe.image(**values)
     if values:
         flags = ", ".join(map(flag_of, values))

@@ -232,7 +232,8 @@ class LoaderOptions(BaseModel):
             return whole(name, value, 1 if name == "batch_size" else None)
         if name == "cache":
             cache = value if value is None or isinstance(value, Cache) else Cache(value)
-            if cache and not isinstance(cache.folder, str | os.PathLike):
+            folder = cache and cache.folder
+            if cache and (not isinstance(folder, str | os.PathLike) or "\0" in str(folder)):
                 raise UsageError(f"cache is {value!r}; give a folder on a local disk, or a Cache")
             return cache
         if name == "reading":

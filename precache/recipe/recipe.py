@@ -508,6 +508,8 @@ class Recipe(Declared):
             ``srgb`` converts the colours of images with an ICC profile; by default it is ignored.
         """
         resampling = _given(interpolation=interpolation)
+        if resampling and resize is max_size is random_resized_crop is None:
+            raise RecipeError("interpolation says how to resize; give resize with it (--resize)")
         decode = _given(mode=mode, bits=bits, truncated=truncated, icc=icc)
         ops: list[dict[str, Any]] = [{"op": "decode", **decode}]
         if resize is not None:

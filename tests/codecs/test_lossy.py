@@ -117,7 +117,8 @@ def test_rows_without_such_a_file_are_encoded_at_the_stated_quality(channels: in
         assert np.abs(pixels.astype(int) - row).mean() < 4 - quality / 50
     assert sizes == sorted({*sizes})
     other = FILES["baseline"]
-    for given_file in (None, row, other, other[:-20], b"\xff\xd8"):
+    unnamed = other.replace(b"\1\x22\0", b"\1\x14\0", 1)  # 4:4:1
+    for given_file in (None, row, other, unnamed, other[:-20], b"\xff\xd8"):
         assert jpeg_of(row, given_file, 90)[0] == encode_jpeg(row, 90)
     cmyk = encoded(Image.fromarray(photo(1, 40, 50)).convert("CMYK"))
     file, pixels = jpeg_of(decoded(cmyk), cmyk, 95)

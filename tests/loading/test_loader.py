@@ -392,6 +392,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("drop_last", "no", "drop_last is 'no'; choose one of True, False"),
     ("output", "list", "output is 'list'; choose one of dict, tuple"),
     ("cache", 5, "cache is 5; give a folder on a local disk, or a Cache"),
+    ("cache", "a\0b", r"cache is 'a\\x00b'; give a folder on a local disk, or a Cache"),
     ("shuffle", "some", f"shuffle is 'some'; {UP}"),
     ("shuffle", {}, f"shuffle is {{}}; {UP}"),
     ("shuffle", np.ones(23), rf"shuffle is array\(.*\); {UP}"),

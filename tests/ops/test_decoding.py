@@ -123,6 +123,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     },
     **{f"JPEG of quality {n}": partial(jpeg, quality=n) for n in (1, 30, 75, 100)},
     "restart markers and optimised tables": lambda: jpeg(optimize=True, restart_marker_rows=1),
+    "JPEG 4:4:1": lambda: jpeg(size=(64, 64)).replace(b"\1\x22\0", b"\1\x14\0", 1),
     "grey JPEG": lambda: jpeg("L"),
     "CMYK JPEG": lambda: jpeg("CMYK"),
     "YCCK JPEG": ycck,

@@ -90,6 +90,17 @@ SAME = {
             seed=7,
         ),
     ),
+    "longer side": (
+        "--max-size 500 --interpolation nearest --mode P",
+        """
+        [fields.image]
+        ops = [
+            { op = "decode", mode = "P" },
+            { op = "resize", max_size = 500, interpolation = "nearest" },
+        ]
+        """,
+        Recipe.image(max_size=500, interpolation="nearest", mode="P"),
+    ),
     "variants": (
         "--random-resized-crop 24 --flip --variants 2",
         """
@@ -318,6 +329,7 @@ NAME = "{!r} is not package.module:function; "
         (lambda: Field(ops=("decode",)), ["ops[0]", "'decode'"]),
         (Recipe, ["there is no field", "[fields.image]"]),
         (lambda: Recipe.image(resize=100, crop=101), ["101 x 101", "100"]),
+        (lambda: Recipe.image(interpolation="nearest"), ["give resize with it (--resize)"]),
         (lambda: Recipe.image(codec="png"), ["'png'", "'image'"]),
         *(
             (lambda value=value: Function(function="m:f", params={"a": value}), ["params"])
