@@ -146,7 +146,8 @@ def test_an_unclear_column_is_in_doubt_and_each_reading_that_fits_is_a_way_out(
         "0 days 01:00:00", "-1 days 23:00:00", "2024-05-01T10:00:00Z", "1.0.3", "two\nlines",
         "\\x00", "tensor(3)", "b'cat'", 'b"dog"', "PosixPath('x')", "array([1, 2])", "np.int64(3)",
         "('x', 'y')", "['x', 'y']", "[1 0 1]", "[cat, dog]", "[cat", "<class 'int'>",
-        "<Animal.CAT: 1>", "Label(name='x')", "label=cat", "cat?", '{"id": 1}', "{'id': 1}", "'cat'", "(0.5, 1]",
+        "<Animal.CAT: 1>", "Label(name='x')", "label=cat", "cat?", '{"id": 1}', "{'id': 1}",
+        "'cat'", "(0.5, 1]",
     ],
 )  # fmt: skip
 def test_text_that_is_no_plain_name_is_in_doubt(text: str) -> None:

@@ -113,12 +113,15 @@ def test_names_of_classes_say_how_many_there_are() -> None:
 def test_hugging_face_names_the_classes_of_lists(tmp_path: Path) -> None:
     names = ["cat", "dog", "eel"]
     features = datasets.Features(
-        image=datasets.Value("binary"), tags=datasets.List(datasets.ClassLabel(names=names))
+        image=datasets.Image(), tags=datasets.List(datasets.ClassLabel(names=names))
     )
-    data = datasets.Dataset.from_dict({"image": PHOTOS, "tags": [[2], [], [0, 1], [0]]}, features)
-    data.to_parquet(tmp_path / "a.parquet")
+    images = [{"bytes": photo, "path": f"{n}.jpg"} for n, photo in enumerate(PHOTOS)]
+    data = datasets.Dataset.from_dict({"image": images, "tags": [[2], [], [0, 1], [0]]}, features)
+    with quiet_datasets():
+        data.to_parquet(tmp_path / "a.parquet")
     columns = Columns(label="tags")
     table = check_source(open_source(str(tmp_path / "a.parquet"), columns=columns)).table
+    assert [*table.keys] == [f"a.parquet/{n}.jpg" for n in range(4)]
     assert table.classes == tuple(names)
     assert table.labels.tolist() == [[0, 0, 1], [0, 0, 0], [1, 1, 0], [1, 0, 0]]
 

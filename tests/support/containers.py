@@ -15,7 +15,10 @@ from typing import IO, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
 from precache.store.locations import Container, Locations
 from precache_workers.sources.base import Columns, Listing
 from precache_workers.sources.kinds import open_source
@@ -168,28 +171,51 @@ def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Location
     )
 
 
+def in_bucket(folder: Path, url: str, options: dict[str, Any]) -> str:
+    """Put the files of a folder where a URL names them."""
+    bucket = open_folder(url, options)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            bucket.put(path.relative_to(folder).as_posix(), [path.read_bytes()])
+    return url
+
+
+def noted_ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read local files as remote ones are; returns the list that lengths of ranges are added to."""
+    read: list[int] = []
+    ranges = LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(length for _, _, length in parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    return read
+
+
 # --- tables -------------------------------------------------------------------------------------
 
 
-def write_table(path: Path, columns: Mapping[str, Any], **options: Any) -> str:
+def write_table(path: Path, columns: Any, **options: Any) -> str:
     """Columns as Parquet, a stream of Arrow, TFRecord, lines of JSON, or CSV, as the name ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path, **options)
+        return str(path)
+    if path.suffix == ".arrow":
+        return write_arrow(path, pa.table(columns), **options)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    match path.suffix:
-        case ".parquet":
-            pq.write_table(pa.table(columns), path, **options)
-        case ".arrow":
-            write_arrow(path, pa.table(columns), **options)
-        case ".tfrecord":
-            write_examples(path, *[{n: feature(v) for n, v in row.items()} for row in rows])
-        case ".jsonl":
-            lines = [json.dumps({n: plain(value) for n, value in row.items()}) for row in rows]
-            path.write_text("\n".join(lines))
-        case _:
-            with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-                writer.writerow(columns)
-                writer.writerows([cell(plain(value)) for value in row.values()] for row in rows)
+    if path.suffix == ".tfrecord":
+        return write_examples(path, *[{n: feature(v) for n, v in row.items()} for row in rows])
+    if path.suffix == ".jsonl":
+        lines = [json.dumps({name: plain(value) for name, value in row.items()}) for row in rows]
+        path.write_text("\n".join(lines))
+        return str(path)
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(columns)
+        writer.writerows([cell(plain(value)) for value in row.values()] for row in rows)
     return str(path)
 
 
@@ -205,12 +231,11 @@ def cell(value: Any) -> str:
 
 def write_arrow(
     path: Path, table: pa.Table, new: Any = pa.ipc.new_stream, rows: int = 9, **options: Any
-) -> Path:
+) -> str:
     """A stream or a file of Arrow, in batches of so many rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table, max_chunksize=rows)
-    return path
+    return str(path)
 
 
 Feature = tuple[Any, str]
