@@ -11,10 +11,10 @@ from PIL import Image
 
 import precache
 from precache.errors import SourceError, UsageError
-from precache.storage.open import open_folder
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import pixels, write
+from tests.support.containers import in_bucket
 from tests.support.layouts import Builds, commands_in
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
@@ -67,19 +67,6 @@ def test_files_of_one_name_are_one_sample(data: Path, builds: Builds) -> None:
             np.testing.assert_array_equal(row, factor * int(Path(key).stem))
     version = precache.open(builds.root / "store")
     assert version.classes == ("0", "1")  # folders of the first column
-
-
-def test_a_sample_changes_if_one_of_its_files_does(data: Path, builds: Builds) -> None:
-    write(builds.root / "recipe.toml", RECIPE.encode())
-    flags = ["data/{images,masks}", "store", "--recipe", "recipe.toml", "--address", "serial"]
-    assert builds.run("build", *flags) == 0
-    mask = data / "masks/0/4.png"
-    before = mask.stat()
-    photo(mask, 250)
-    os.utime(mask, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert builds.run("build", *flags) == 0
-    assert "11 same, 1 changed" in builds.printed
-    assert (pixels(builds.root / "store", "mask")["0/4.jpg"] == 250).all()
 
 
 def test_folders_are_found_below_one(data: Path) -> None:
@@ -212,9 +199,7 @@ def test_two_files_of_one_name_are_no_sample(data: Path) -> None:
 
 
 def test_a_bucket_is_listed_alike(data: Path, s3: S3Server) -> None:
-    folder = open_folder("s3://bucket/data", s3.options())
-    for path in sorted(data.rglob("*.*")):
-        folder.put(path.relative_to(data).as_posix(), [path.read_bytes()])
+    in_bucket(data, "s3://bucket/data", s3.options())
     for uri, kind in (("s3://bucket/data/{images,masks}", None), ("s3://bucket/data", "folders")):
         listed = check_source(open_source(uri, s3.options(), kind=kind)).table
         assert [*listed.keys] == [*keys(data / "{images,masks}")]
