@@ -320,21 +320,6 @@ def test_values_that_no_store_holds_are_named(
     assert not (tmp_path / "store/commits").exists()
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("class D:\n    def __getitem__(self, i): return i", "without a length"),
-        ("class D(list): pass", "is empty"),
-        ("class D(list):\n    targets = [1]\n    __len__ = lambda self: 3", "targets"),
-    ],
-)
-def test_datasets_that_cannot_be_listed(
-    module: Callable[[str], str], code: str, error: str
-) -> None:
-    with pytest.raises(SourceError, match=error):
-        listed(f"python:{module(code)}:D")
-
-
 GETATTR = "def __getattr__(name): raise AttributeError"
 LAZY = "class Lazy:\n    __slots__ = ()\nimport sys; sys.modules[__name__] = Lazy()"
 SPEECHLESS = "class A(list):\n    def __repr__(self): return self.root\nphotos = A()"
