@@ -81,41 +81,27 @@ def test_braces_may_be_in_the_middle(data: Path) -> None:
     assert keys(data / "{images,masks}/1") == [f"{n}.jpg" for n in (1, 11, 3, 5, 7, 9)]
 
 
-@pytest.mark.parametrize(
-    ("images", "masks", "paired"),
-    [
-        ("17 18 28", "17_mask 18_mask 28_mask", "17 18 28"),
-        ("0 10 20", "0_mask 1_mask 2_mask 10_mask 20_mask", "0 10 20"),
-        ("IMG_105 IMG_205", "IMG_105_seg IMG_205_seg IMG_1_seg", "IMG_105 IMG_205"),
-        ("1_10 2_10", "1_10_m 2_10_m", "1_10 2_10"),
-        ("0001 0002", "0001x4 0002x4", "0001 0002"),
-        ("a/left b/left", "a/right b/right", None),
-        ("cat", "dog", None),
-        ("1 2 3 x_1", "1_m 2_m 3_m x_1", None),
-    ],
-)
-def test_names_are_compared_without_what_all_end_in(
-    tmp_path: Path, images: str, masks: str, paired: str | None
-) -> None:
-    for folder, names in (("images", images), ("masks", masks)):
-        for number, name in enumerate(names.split()):
-            photo(tmp_path / folder / f"{name}.png", number)
-    source = open_source(f"{tmp_path}/{{images,masks}}")
-    if paired is None:
-        with pytest.raises(SourceError, match=r"names in .* are alike in all columns"):
-            source.list(lambda count: None)
-        return
-    table = check_source(source).table
-    assert [*table.keys] == [f"{name}.png" for name in paired.split()]
-    for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
-        assert isinstance(sample, Sample)
-    assert table.locations is not None
-    for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
-        _, mask = place.values()
-        assert Path(mask["name"]).stem.startswith(Path(key).stem)
+NAMES: list[tuple[str, str, str | None]] = [
+    ("17 18 28", "17_mask 18_mask 28_mask", "17 18 28"),
+    ("0 10 20", "0_mask 1_mask 2_mask 10_mask 20_mask", "0 10 20"),
+    ("IMG_105 IMG_205", "IMG_105_seg IMG_205_seg IMG_1_seg", "IMG_105 IMG_205"),
+    ("1_10 2_10", "1_10_m 2_10_m", "1_10 2_10"),
+    ("0001 0002", "0001x4 0002x4", "0001 0002"),
+    ("a/left b/left", "a/right b/right", None),
+    ("cat", "dog", None),
+    ("1 2 3 x_1", "1_m 2_m 3_m x_1", None),
+]
+"""Names in two folders, and those that are compared without what all end in; None: refused."""
 
 
-PATTERNS: list[tuple[str, str, str, str]] = [
+def in_folders(images: str, masks: str, paired: str | None) -> tuple[str, str, str | None, str]:
+    folders = (("images", images), ("masks", masks))
+    files = [f"{folder}/{name}.png" for folder, names in folders for name in names.split()]
+    keys = paired and " ".join(f"{name}.png" for name in paired.split())
+    return " ".join(files), "{images,masks}", keys, "images masks"
+
+
+PATTERNS: list[tuple[str, str, str | None, str]] = [
     ("1.jpg 1_gt.png 2.jpg 2_gt.png", "{*.*,*_gt.*}", "1.jpg 2.jpg", "*.* *_gt.*"),
     ("1.jpg 1.png 2.jpg 2.png 3.jpg", "{*.jpg,*.png}", "1.jpg 2.jpg", "*.jpg *.png"),
     ("x1.png 1_m.png x2.png 2_m.png", "{x*.png,*_m.png}", "x1.png x2.png", "x*.png *_m.png"),
@@ -135,18 +121,29 @@ PATTERNS: list[tuple[str, str, str, str]] = [
 """Files, the source below their folder, the keys, and the columns."""
 
 
-@pytest.mark.parametrize(("files", "pattern", "expected", "columns"), PATTERNS)
-def test_patterns_pair_what_their_stars_stand_for(
-    tmp_path: Path, files: str, pattern: str, expected: str, columns: str
+@pytest.mark.parametrize(
+    ("files", "pattern", "expected", "columns"), [*(in_folders(*of) for of in NAMES), *PATTERNS]
+)
+def test_names_pair_by_what_stars_stand_for_or_without_what_all_end_in(
+    tmp_path: Path, files: str, pattern: str, expected: str | None, columns: str
 ) -> None:
-    for number, name in enumerate(re.findall(r"\S.*?\.\w+", files)):
+    names = re.compile(r"\S.*?\.\w+")
+    for number, name in enumerate(names.findall(files)):
         photo(tmp_path / "in" / name, number)
     source = open_source(f"{tmp_path}/in/{pattern}")
+    if expected is None:
+        with pytest.raises(SourceError, match=r"names in .* are alike in all columns"):
+            source.list(lambda count: None)
+        return
     table = check_source(source).table
-    assert sorted(table.keys) == sorted(re.findall(r"\S.*?\.\w+", expected))
+    assert sorted(table.keys) == sorted(names.findall(expected))
     for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
         assert isinstance(sample, Sample)
         assert [*sample.inputs] == columns.split()
+    assert table.locations is not None
+    for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
+        _, mask = place.values()
+        assert "masks" not in columns or Path(mask["name"]).stem.startswith(Path(key).stem)
 
 
 def test_patterns_in_this_folder_are_named_without_it(
