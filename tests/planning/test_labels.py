@@ -357,8 +357,8 @@ def test_freezing_renumbers_and_never_renames(names: list[str], classes: list[st
 def test_classes_from_a_store(tmp_path: Path) -> None:
     recipe = precache.Recipe.image(resize=16, crop=16)
     train, val = tmp_path / "train.store", tmp_path / "val.store"
-    build_here(write_jpegs(tmp_path / "a", 3, classes=("ant", "bee", "cow")), train, recipe)
-    source = write_jpegs(tmp_path / "b", 2, classes=("bee", "cow"))
+    build_here(write_jpegs(tmp_path / "train", 3, classes=("ant", "bee", "cow")), train, recipe)
+    source = write_jpegs(tmp_path / "val", 2, classes=("bee", "cow"))
     build_here(source, val, recipe, {"classes": train})
     assert labels(val) == {"bee/0000.jpg": 1, "cow/0001.jpg": 2}
     assert precache.open(val).classes == ("ant", "bee", "cow")

@@ -465,7 +465,9 @@ def test_datasets_of_torch_have_the_classes_of_all_that_they_hold(
     source: Module,
     tmp_path: Path,
 ) -> None:
-    first, second = (source("(image(n), n % 3)", part).split(":")[1] for part in parts)
+    members = [f"{part}; held = torch.arange(6)" for part in parts]
+    item = "(Image.fromarray(image(n)), n % 3)"
+    first, second = (source(item, part).split(":")[1] for part in members)
     both = f"ConcatDataset([{first}.Data(), {second}.Data()])"
     for number, of in enumerate((both, f"Subset({both}, [1])")):
         code = f"import {first}, {second}\nfrom torch.utils.data import *\nphotos = lambda: {of}"
@@ -500,8 +502,8 @@ def test_names_in_targets_that_may_be_no_classes_are_refused(
     if "--classes" in why:
         (tmp_path / "names.txt").write_text("cat\nCat\ndog\n")
         name = source("image(n)", given.format("'cat'"))
-        build(name, tmp_path / "listed", classes=str(tmp_path / "names.txt"))
-        assert in_order(tmp_path / "listed") == [1, 0, 2, 0, 2, 0]
+        build(name, tmp_path / "store", classes=str(tmp_path / "names.txt"))
+        assert in_order(tmp_path / "store") == [1, 0, 2, 0, 2, 0]
 
 
 @pytest.mark.parametrize(
