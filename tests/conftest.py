@@ -6,10 +6,12 @@ Stores of a session are shared: a test that writes into one asks `copy_store` fo
 
 import functools
 import gc
+import itertools
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,6 +296,24 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A writer of importable modules, of a new name each time, which it returns."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def write(code: str) -> str:
+        name = f"user_code_{next(_modules)}"
+        (folder / f"{name}.py").write_text(textwrap.dedent(code))
+        return name
+
+    return write
+
+
+_modules = itertools.count()
 
 
 @pytest.fixture

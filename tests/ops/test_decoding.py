@@ -259,40 +259,31 @@ def test_inks_and_premultiplied_alpha_of_16_bits_have_no_fewer(kinds: dict[str, 
             decode(data, op)
 
 
-def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
-    ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
-    from_black, from_white = (
-        decode(encoded(ramp, "TIFF", tiffinfo={262: photometric}), Decode(bits=16))
-        for photometric in (1, 0)
-    )
-    assert np.array_equal(from_black, 255 - from_white)
+def by_tifffile(values: np.ndarray, white: bool, **options: Any) -> bytes:
+    return tiff(values, photometric="miniswhite" if white else "minisblack", **options)
 
 
-@pytest.mark.parametrize("compression", [None, "zlib"])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_values_that_count_from_white_are_turned_around_where_they_are_kept(
-    dtype: str, compression: str | None
+def tiff_by_pillow(values: np.ndarray, white: bool, **options: Any) -> bytes:
+    return encoded(Image.fromarray(values), "TIFF", tiffinfo={262: int(not white)}, **options)
+
+
+@pytest.mark.parametrize(
+    ("write", "compression", "dtype"),
+    [
+        *((by_tifffile, how, dtype) for how in (None, "zlib") for dtype in ("uint8", "uint16")),
+        *((tiff_by_pillow, how, "uint16") for how in (None, "tiff_lzw")),
+    ],
+)
+def test_values_that_count_from_white_are_turned_around(
+    write: Callable[..., bytes], compression: str | None, dtype: str
 ) -> None:
     values = random_bytes(48, 64).astype(dtype) * 7
-    black, white = (
-        decode(tiff(values, photometric=kind, compression=compression), Decode(mode="unchanged"))
-        for kind in ("minisblack", "miniswhite")
-    )
-    assert np.array_equal(black[..., 0], values)
-    assert np.array_equal(white[..., 0], np.iinfo(dtype).max - values)
-
-
-def test_16_bits_that_count_from_white_are_turned_around_where_pillow_keeps_them() -> None:
-    values = random_bytes(48, 64).astype(np.uint16) * 7
-    options = {"compression": "tiff_lzw", "tiffinfo": {262: 0}}
-    white = decode(encoded(Image.fromarray(values), "TIFF", **options), Decode(mode="unchanged"))
-    assert np.array_equal(white[..., 0], 65535 - values)
-
-
-def test_fractions_that_count_from_white_are_refused() -> None:
-    data = tiff(np.ones((4, 4), np.float32), photometric="miniswhite")
-    with pytest.raises(SampleError, match=r"0 is white, of float32.*save it with 0 as black"):
-        decode(data, Decode(mode="unchanged"))
+    for op in (Decode(mode="unchanged"), Decode(mode="L", bits=16)):
+        black, white = (
+            decode(write(values, of, compression=compression), op)[..., 0] for of in (False, True)
+        )
+        assert np.array_equal(white, np.iinfo(white.dtype).max - black)
+        assert op.mode == "L" or np.array_equal(black, values)
 
 
 # --- more than one picture -----------------------------------------------------------------------
@@ -964,6 +955,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Decode, str]] = {
     "16 bits, floating point": (
         lambda: tiff_of(np.ones((4, 4), np.float16), "<", "minisblack"), RGB,
         "TIFF that Pillow does not read, .*--mode unchanged",
+    ),
+    "fractions that count from white": (
+        lambda: tiff(np.ones((4, 4), np.float32), photometric="miniswhite"),
+        SAME, r"0 is white, of float32.*save it with 0 as black",
     ),
     "12 bits": (of_12_bits, RGB, "Pillow's mode I;16"),
     "no indices, RGB": (lambda: encoded(photograph(), "PNG"), INDICES, "mode RGB, .*--mode RGB"),

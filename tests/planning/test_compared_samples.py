@@ -68,24 +68,18 @@ class Data:
 """
 MEMBERS, COUNT = "pass", 8
 IMAGE = precache.Recipe.image()
-_numbers = itertools.count()
 
 Module = Callable[..., str]
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
-    """Writes a dataset, and gives its name as a source."""
-    (tmp_path / "code").mkdir()
-    monkeypatch.syspath_prepend(tmp_path / "code")
+def source(module: Callable[[str], str]) -> Module:
+    """A writer of datasets, which returns the name of each as a source."""
 
-    def make(body: str, members: str = MEMBERS, count: int = COUNT) -> str:
-        name = f"compared_data_{next(_numbers)}"
-        code = CODE.format(body=body, members=members, count=count)
-        (tmp_path / f"code/{name}.py").write_text(code)
-        return f"python:{name}:Data"
+    def write(body: str, members: str = MEMBERS, count: int = COUNT) -> str:
+        return f"python:{module(CODE.format(body=body, members=members, count=count))}:Data"
 
-    return make
+    return write
 
 
 def put(tmp_path: Path, values: Any) -> None:
@@ -152,7 +146,7 @@ def test_data_that_changed_are_refused_or_compared_and_then_these_alone_are_buil
     first = build(name, tmp_path).version
     put(tmp_path, changed)
     if fetched:
-        with pytest.raises(SourceError, match=r"sample 0 of compared_data_\d+:Data is not what"):
+        with pytest.raises(SourceError, match=r"sample 0 of user_code_\d+:Data is not what"):
             build(name, tmp_path)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import precache
 from precache.errors import ChoiceError, SourceError
 from precache.store.row_table import RowTable
 from precache_workers.planning.class_maps import freeze_classes, read_classes, require_names
 from precache_workers.planning.labels import override_labels
-from tests.support.building import write
+from tests.support.building import build_here, labels, write, write_jpegs
 
 COMPOSED, APART = "caf\u00e9", "cafe\u0301"
 
@@ -74,6 +75,8 @@ FITS: dict[str, tuple[Sequence[str], str | bytes, Sequence[str | None]]] = {
         (" a.jpg", "b.jpg", "c d.jpg"), '" a.jpg",x\n  b.jpg  , y \n"c d.jpg", "z, z"\n',
         ("x", "y", "z, z"),
     ),
+    **{f"a header, {header!r}": (THREE, f"{header}a.jpg,4\nb.jpg, 0\nc.jpg,2\n", "402")
+       for header in ("key,label\n", "Key, Label\r\n", "\ufeffkey,label\n", "\ufeff")},
     "one label twice": ((f"{COMPOSED}.jpg",), f"key,label\n{COMPOSED}.jpg,x\n{APART}.jpg,x\n", "x"),
     "a whole key before its end": (("p1/x.jpg", "x.jpg"), "x.jpg,cat\n", (None, "cat")),
     **{f"a spreadsheet in {coding}": (
@@ -245,6 +248,12 @@ def test_folders_that_are_not_utf_8_are_no_classes_with_a_line(
         (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2 .*column 2 is a text of more than 4,096 char"),
         ("a.jpg,1\nb.jpg,100001\n", r"'b.jpg' the class number 100001; .* to 100,000, .*\. N"),
         ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
+        ("", "holds no label; each line is key,label"),
+        ("key,label\n", "no key of .*labels.csv is in the source; its first is 'key'"),
+        ("a.jpg\n", r"line 1 of .*labels.csv is \['a.jpg'\]; each line is key,label"),
+        ("key,label\n\na.jpg,x\nb.jpg\n", "line 4 "),
+        ("cats/1.jpg,x\n", "no key of .*labels.csv is in the source; its first is 'cats/1.jpg'"),
+        (b"a.jpg,\xff\xfe\n", "cannot read labels from .*labels.csv"),
         ("a.jpg|x\nb.jpg|y\n", r"line 1 .*'a.jpg\|x'.*; each line is key,label, sep"),
         ("a.jpg,x\nb.jpg,y,z\n", "line 2 of .*labels.csv has 3 cells, and the first line 2"),
         ("a.jpg,x\nb.jpg,y\0\n", "line 2 has bytes that are not UTF-8, or NUL, as UTF-16 has"),
@@ -280,7 +289,7 @@ def test_a_chosen_column_of_two_is_refused(relabel: Relabel) -> None:
 
 
 def test_a_path_that_is_none_is_said() -> None:
-    for path in ("nowhere\0.csv", "/"):
+    for path in ("nowhere.csv", "nowhere\0.csv", "/"):
         with pytest.raises(SourceError, match="cannot read labels from"):
             override_labels(table_of(["a.jpg"]), path)
 
@@ -309,12 +318,50 @@ def test_a_class_map_fits_however_its_letters_are_composed(tmp_path: Path) -> No
         b"[" + b"9" * 5000 + b"]",
         "cat\ndog\n".encode("utf-16"),
         "cat\ndog\n".encode("utf-16-le"),
+        b"", b"\n \n", b"cat\ndog\ncat\n", b'["cat", "cat"]', b"[]", b'["cat",',
+        b'{"cat": 0, "dog": 2}', b'{"cat": 0, "dog": 0}', b'{"cat": 1, "cat": 0}',
+        b'[{"name": "cat"}]', b"cat\xff\n",
     ],
-)
+)  # fmt: skip
 def test_files_that_are_no_class_map(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "classes").write_bytes(data)
     with pytest.raises(SourceError, match=r"--classes .*classes"):
         read_classes(str(tmp_path / "classes"))
+    with pytest.raises(SourceError, match=r"--classes .*nowhere is neither a file nor a store"):
+        read_classes(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    "text", ["dog\ncat\n", "dog\r\n\r\n  cat  \n", '["dog", "cat"]', '\n[ "dog",\n "cat" ]\n']
+)
+def test_classes_from_a_file_keep_its_order(tmp_path: Path, text: str) -> None:
+    (tmp_path / "classes").write_text(text)
+    classes = read_classes(str(tmp_path / "classes"))
+    table = table_of(["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"])
+    frozen = freeze_classes(table, classes, "classes")
+    assert (frozen.labels.tolist(), frozen.classes) == ([1, 1, 0], ("dog", "cat"))
+    with pytest.raises(SourceError, match=r"classes that list\.txt does not: dog; remove them"):
+        freeze_classes(table, ("ant", "cat"), "list.txt")
+
+
+@given(
+    st.lists(st.sampled_from(["ant", "bee", "cow", "dog", ""]), min_size=1, max_size=12),
+    st.permutations(["ant", "bee", "cow", "dog", "elk"]),
+)
+def test_freezing_renumbers_and_never_renames(names: list[str], classes: list[str]) -> None:
+    table = table_of([f"{name}/{n}" if name else f"{n}" for n, name in enumerate(names)])
+    frozen = freeze_classes(table, classes, "x")
+    assert [[*classes, ""][label] for label in frozen.labels] == names
+
+
+def test_classes_from_a_store(tmp_path: Path) -> None:
+    recipe = precache.Recipe.image(resize=16, crop=16)
+    train, val = tmp_path / "train.store", tmp_path / "val.store"
+    build_here(write_jpegs(tmp_path / "train", 3, classes=("ant", "bee", "cow")), train, recipe)
+    source = write_jpegs(tmp_path / "val", 2, classes=("bee", "cow"))
+    build_here(source, val, recipe, {"classes": train})
+    assert labels(val) == {"bee/0000.jpg": 1, "cow/0001.jpg": 2}
+    assert precache.open(val).classes == ("ant", "bee", "cow")
 
 
 # --- paths below the source ---------------------------------------------------------------------

@@ -32,22 +32,13 @@ class Data:
         {body}
 """
 
-_numbers = itertools.count()
-
 Source = Callable[[str], str]
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    """Write a dataset with the body of its `__getitem__`, and return its name as a source."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def make(body: str) -> str:
-        name = f"drawing_data_{next(_numbers)}"
-        (tmp_path / f"{name}.py").write_text(CODE.format(body=body))
-        return f"python:{name}:Data"
-
-    return make
+def source(module: Callable[[str], str]) -> Source:
+    """A writer of datasets from the body of `__getitem__`, which returns each as a source."""
+    return lambda body: f"python:{module(CODE.format(body=body))}:Data"
 
 
 def moved(shift: str) -> str:

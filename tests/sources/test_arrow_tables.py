@@ -14,7 +14,7 @@ from precache.errors import SampleError, SourceError
 from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import ask, cut, encoded, growth
-from tests.support.containers import listed, quiet_datasets
+from tests.support.containers import listed, quiet_datasets, write_table
 from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
@@ -27,13 +27,9 @@ def photo_dataset(count: int, **columns: Any) -> datasets.Dataset:
     return data.cast_column("image", datasets.Image())
 
 
-def write_arrow(path: Path, table: pa.Table, *, file: bool = False, **options: Any) -> Path:
+def put(path: Path, table: pa.Table, *, file: bool = False, **options: Any) -> Path:
     new = pa.ipc.new_file if file else pa.ipc.new_stream
-    options_of = pa.ipc.IpcWriteOptions(**options)
-    path.parent.mkdir(exist_ok=True)
-    with new(str(path), table.schema, options=options_of) as writer:
-        writer.write_table(table, max_chunksize=3)
-    return path
+    return Path(write_table(path, table, new=new, rows=3, **options))
 
 
 # --- saved datasets -----------------------------------------------------------------------------
@@ -119,7 +115,7 @@ def test_columns_of_many_types_do_not_move_the_images(
             "label": pa.array(labels, pa.large_string() if file else pa.string_view()),
         }
     )
-    path = write_arrow(tmp_path / "a.arrow", table, file=file, use_legacy_format=old)
+    path = put(tmp_path / "a.arrow", table, file=file, use_legacy_format=old)
     source = open_source(str(path))
     listing = check_source(source)
     assert listing.table.keys[7] == "a.arrow/7"
@@ -132,7 +128,7 @@ def test_columns_of_many_types_do_not_move_the_images(
 
 def test_a_row_without_an_image_is_a_hole(tmp_path: Path) -> None:
     images = [None, IMAGE, {"bytes": None, "path": "/photos/a.jpg"}]
-    source = open_source(str(write_arrow(tmp_path / "a.arrow", pa.table({"image": images}))))
+    source = open_source(str(put(tmp_path / "a.arrow", pa.table({"image": images}))))
     table = source.list(lambda count: None).table
     fetched = source.fetch(table.keys, table.sizes.tolist(), table.locations)
     assert [type(one) for one in fetched] == [SampleError, Sample, SampleError]
@@ -142,8 +138,7 @@ def test_a_row_without_an_image_is_a_hole(tmp_path: Path) -> None:
 def test_listing_takes_no_memory_for_the_images(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     images = pa.array([bytes(16 << 20)] * 8, pa.large_binary())
-    with pa.ipc.new_stream(str(path), pa.schema({"image": images.type})) as writer:
-        writer.write_table(pa.table({"image": images}))
+    write_table(path, {"image": images})
     assert ask(growth, listed, str(path)) < 64 << 20
     locations = listed(path).table.locations
     assert locations is not None
@@ -153,8 +148,8 @@ def test_listing_takes_no_memory_for_the_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", [False, True])
 def test_batches_may_be_compressed_and_are_units_then(tmp_path: Path, file: bool) -> None:
     table = pa.table({"image": [encoded(cut(n)) for n in range(7)], "label": list("abacabc")})
-    plain = open_source(str(write_arrow(tmp_path / "a.arrow", table, file=file)))
-    path = write_arrow(tmp_path / "zstd/a.arrow", table, file=file, compression="zstd")
+    plain = open_source(str(put(tmp_path / "a.arrow", table, file=file)))
+    path = put(tmp_path / "zstd/a.arrow", table, file=file, compression="zstd")
     packed = open_source(str(path))
     listing, other = check_source(packed), check_source(plain)
     assert [*listing.table.keys] == [*other.table.keys]
@@ -168,7 +163,7 @@ def test_batches_may_be_compressed_and_are_units_then(tmp_path: Path, file: bool
 def test_batches_with_dictionaries_are_refused(tmp_path: Path) -> None:
     table = pa.table({"image": [PHOTO] * 3, "label": list("aba")})
     coded = table.set_column(1, "label", table["label"].combine_chunks().dictionary_encode())
-    write_arrow(tmp_path / "b.arrow", coded)
+    put(tmp_path / "b.arrow", coded)
     with pytest.raises(SourceError, match=r"b\.arrow has dictionaries.*or as Parquet"):
         listed(tmp_path / "b.arrow")
 
@@ -178,7 +173,7 @@ def test_batches_with_dictionaries_are_refused(tmp_path: Path) -> None:
 
 def test_a_stream_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     table = pa.table({"image": [PHOTO] * 7})
-    path = write_arrow(tmp_path / "a.arrow", table)
+    path = put(tmp_path / "a.arrow", table)
     data = path.read_bytes()
     end = data.rindex(PHOTO) + len(PHOTO)
     for length in (0, 3, 8, 40, end // 2, end - 1, end):
@@ -210,7 +205,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_ends_no_process(tmp_path: Pat
     generator = np.random.default_rng(0)
     labels = [[*generator.bytes(9000)] for _ in range(3)]
     columns = {"image": [generator.bytes(9000) for _ in range(3)], "tokens": labels}
-    path = write_arrow(tmp_path / "a.arrow", pa.table(columns))
+    path = put(tmp_path / "a.arrow", pa.table(columns))
     *fetched, listed_error = ask(_read_while_cut, path)
     assert len(fetched) == 3
     assert all("has changed since it was listed" in error for error in fetched)

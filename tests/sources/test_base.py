@@ -2,30 +2,22 @@
 
 import contextlib
 import importlib
-import itertools
 import os
 import pickle
 import re
 import socket
 import sys
-import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import precache
 from precache.errors import FetchError, RecipeError, SourceError, StorageError, UsageError
 from precache.storage.base import LINK_OUT, NO_FILE
-from precache.store.row_table import RowTable
-from precache_workers.planning.class_maps import freeze_classes, read_classes
-from precache_workers.planning.labels import override_labels
-from precache_workers.sources.base import NO_RULES, LabelRules, Listing, Sample, Source
+from precache_workers.sources.base import Sample, Source
 from precache_workers.sources.kinds import open_source
 from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import load_object
@@ -43,30 +35,6 @@ from tests.support.building import (
 from tests.support.containers import class_of, listed
 
 SMALL = precache.Recipe.image(resize=16, crop=16)
-
-
-def class_by_key(table: RowTable) -> dict[str, str | None]:
-    return class_of(Listing(table))
-
-
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes an importable module, a new one each time, and gives its name."""
-    monkeypatch.syspath_prepend(tmp_path)
-    made: list[str] = []
-
-    def make(code: str) -> str:
-        name = f"user_code_{next(_numbers)}"
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
-        made.append(name)
-        return name
-
-    yield make
-    for name in made:
-        sys.modules.pop(name, None)
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -295,155 +263,11 @@ def test_fetch_gives_bytes_and_their_hash_or_what_became_of_the_file(tmp_path: P
         fetch(source, "gone.jpg", 5)
 
 
-# --- labels from a file -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> RowTable:
-    for key in ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg"):
-        write(tmp_path / "in" / key, b"x")
-    return listed(tmp_path / "in").table
-
-
-def relabelled(
-    table: RowTable, tmp_path: Path, text: str | bytes, rules: LabelRules = NO_RULES
-) -> RowTable:
-    path = tmp_path / "labels.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return override_labels(table, str(path), rules=rules)
-
-
-KEYS = ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
-
-
-@pytest.mark.parametrize(
-    "header", ["", "key,label\n", "Key, Label\r\n", "\ufeffkey,label\n", "\ufeff"]
-)
-@pytest.mark.parametrize(
-    ("values", "kind", "classes"),
-    [
-        (["tiger", "ant", "wolf"], None, ["tiger", "ant", "wolf"]),
-        (["4", " 0", "2"], None, ["4", "0", "2"]),
-        (["10", "-1", "2"], "number", ["10", None, "2"]),  # -1 is none, as in a store
-        ([None, None, "wolf"], None, [None, None, "wolf"]),  # others get none
-    ],
-)
-def test_labels_of_a_file(
-    table: RowTable,
-    tmp_path: Path,
-    header: str,
-    values: list[str | None],
-    kind: Literal["number"] | None,
-    classes: list[str | None],
-) -> None:
-    lines = [f"{key},{v}\n" for key, v in zip(KEYS, values, strict=True) if v is not None]
-    found = relabelled(table, tmp_path, header + "".join(lines), LabelRules(kind=kind))
-    assert [*class_by_key(found).values()] == classes
-    write(tmp_path / 'quoted/a, "b".jpg', b"x")
-    found = relabelled(listed(tmp_path / "quoted").table, tmp_path, f'{header}"a, ""b"".jpg",x\n')
-    assert class_by_key(found) == {'a, "b".jpg': "x"}
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "holds no label; each line is key,label"),
-        ("key,label\n", "no key of .*labels.csv is in the source; its first is 'key'"),
-        ("cat/1.jpg\n", r"line 1 of .*labels.csv is \['cat/1.jpg'\]; each line is key,label"),
-        ("cat/1.jpg,a\ncat/2.jpg,a,b\n", "line 2 of .*labels.csv has 3 cells, and the first"),
-        ("key,label\n\ncat/1.jpg,a\ncat/2.jpg\n", "line 4 "),
-        ("cats/1.jpg,a\n", "no key of .*labels.csv is in the source; its first is 'cats/1.jpg'"),
-        (b"cat/1.jpg,\xff\xfe\n", "cannot read labels from .*labels.csv"),
-    ],
-)
-def test_files_that_hold_no_labels(
-    table: RowTable, tmp_path: Path, text: str | bytes, error: str
-) -> None:
-    with pytest.raises(SourceError, match=error):
-        relabelled(table, tmp_path, text)
-    with pytest.raises(SourceError, match=r"cannot read labels from .*nowhere\.csv"):
-        override_labels(table, str(tmp_path / "nowhere.csv"))
-
-
-# --- frozen classes -----------------------------------------------------------------------------
-
-
-def test_classes_from_a_store(tmp_path: Path) -> None:
-    write_jpegs(tmp_path / "train", 3, classes=("ant", "bee", "cow"))
-    write_jpegs(tmp_path / "val", 2, classes=("bee", "cow"))
-    build_here(tmp_path / "train", tmp_path / "train.store", SMALL)
-    build_here(
-        tmp_path / "val", tmp_path / "val.store", SMALL, {"classes": tmp_path / "train.store"}
-    )
-    assert labels(tmp_path / "val.store") == {"bee/0000.jpg": 1, "cow/0001.jpg": 2}
-    assert precache.open(tmp_path / "val.store").classes == ("ant", "bee", "cow")
-
-
-@pytest.mark.parametrize(
-    "text", ["dog\ncat\n", "dog\r\n\r\n  cat  \n", '["dog", "cat"]', '\n[ "dog",\n "cat" ]\n']
-)
-def test_classes_from_a_file_keep_its_order(table: RowTable, tmp_path: Path, text: str) -> None:
-    (tmp_path / "classes").write_text(text)
-    classes = read_classes(str(tmp_path / "classes"))
-    assert classes == ("dog", "cat")
-    frozen = freeze_classes(table, classes, "classes")
-    assert frozen.labels.tolist() == [1, 1, 0]
-    assert frozen.classes == ("dog", "cat")
-
-
-def test_classes_that_the_source_has_beyond_are_named(table: RowTable) -> None:
-    with pytest.raises(SourceError, match=r"classes that list\.txt does not: dog; remove them"):
-        freeze_classes(table, ("ant", "cat"), "list.txt")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"\n \n", b"cat\ndog\ncat\n", b'["cat", "cat"]', b"[]", b'["cat",',
-        b'{"cat": 0, "dog": 2}', b'{"cat": 0, "dog": 0}', b'{"cat": 1, "cat": 0}',
-        b'[{"name": "cat"}]', b"cat\xff\n",
-    ],
-)  # fmt: skip
-def test_files_that_are_no_list_of_classes(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "classes.json").write_bytes(data)
-    with pytest.raises(SourceError, match=r"--classes .*classes\.json"):
-        read_classes(str(tmp_path / "classes.json"))
-    with pytest.raises(SourceError, match=r"--classes .*nowhere is neither a file nor a store"):
-        read_classes(str(tmp_path / "nowhere"))
-
-
-@given(
-    st.lists(st.sampled_from(["ant", "bee", "cow", "dog", ""]), min_size=1, max_size=12),
-    st.permutations(["ant", "bee", "cow", "dog", "elk"]),
-)
-def test_freezing_renumbers_and_never_renames(names: list[str], classes: list[str]) -> None:
-    own = tuple(sorted({*names} - {""}))
-    numbers = np.array([own.index(name) if name else -1 for name in names])
-    keys = [f"{i}" for i in range(len(names))]
-    table = RowTable.of_keys(keys, labels=numbers, classes=own)
-    assert class_by_key(freeze_classes(table, classes, "x")) == {
-        key: name or None for key, name in zip(keys, names, strict=True)
-    }
-
-
 # --- torch datasets -----------------------------------------------------------------------------
 
 DATASET = """
     import numpy as np
     import torch
-    from PIL import Image
-
-    class Squares(torch.utils.data.Dataset):
-        # What torchvision's datasets offer.
-        classes = ["even", "odd"]
-        targets = torch.arange(9) % 2
-
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, i):
-            pixels = np.full((8, 8, 3), 20 * i, np.uint8)
-            return Image.fromarray(pixels), i % 2
 
     class Bare(torch.utils.data.Dataset):
         def __len__(self):
@@ -452,9 +276,6 @@ DATASET = """
         def __getitem__(self, i):
             return {"image": torch.full((3, 8, 8), i, dtype=torch.uint8), "target": i + 3,
                     "vector": (np.arange(4) * i).astype(">f4")}
-
-    def half():
-        return torch.utils.data.Subset(Squares(), [1, 3, 5])
 """
 
 
@@ -497,21 +318,6 @@ def test_values_that_no_store_holds_are_named(
     with pytest.raises(UsageError, match=name):
         build_here(f"python:{module(code)}:make", tmp_path / "store", recipe)
     assert not (tmp_path / "store/commits").exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("class D:\n    def __getitem__(self, i): return i", "without a length"),
-        ("class D(list): pass", "is empty"),
-        ("class D(list):\n    targets = [1]\n    __len__ = lambda self: 3", "targets"),
-    ],
-)
-def test_datasets_that_cannot_be_listed(
-    module: Callable[[str], str], code: str, error: str
-) -> None:
-    with pytest.raises(SourceError, match=error):
-        listed(f"python:{module(code)}:D")
 
 
 GETATTR = "def __getattr__(name): raise AttributeError"
@@ -616,31 +422,6 @@ def test_a_factory_is_called_once_in_a_process(module: Callable[[str], str]) -> 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda key: fetch(source, key), ["0", "1"]))
     assert sum(sys.modules[name].calls) == 1
-
-
-def test_the_dataset_counts_as_changed_with_its_module(
-    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    name = module(DATASET)
-    before = listed(f"python:{name}:Bare").table.digest
-    path = tmp_path / f"{name}.py"
-    path.write_text(path.read_text() + "\n# a comment\n")
-    del sys.modules[name]
-    assert listed(f"python:{name}:Bare").table.digest == before
-    path.write_text(path.read_text().replace("i + 3", "i + 4"))
-    del sys.modules[name]
-    assert listed(f"python:{name}:Bare").table.digest != before
-
-
-def test_a_torch_dataset_is_split_like_any_other(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
-    build_here(f"python:{module(DATASET)}:half", tmp_path / "store", precache.Recipe.image())
-    assert labels(tmp_path / "store") == {"0": 1, "1": 1, "2": 1}
-    assert precache.open(tmp_path / "store").classes == ("even", "odd")
-    for key, row in pixels(tmp_path / "store").items():
-        assert np.array_equal(row, np.full((3, 8, 8), 20 * (2 * int(key) + 1)))
 
 
 # --- digests of code ----------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tests.support.containers import (
     Members,
     add,
     fetched,
+    in_bucket,
     keys_of,
     listed,
 )
@@ -87,11 +88,8 @@ def test_containers_in_a_bucket_keep_the_contract(
     kind: str, photos: Path, tmp_path: Path, s3: S3Server
 ) -> None:
     source = Path(WRITERS[kind](photos, tmp_path))
-    folder = open_folder("s3://bucket/data", s3.options())
-    for path in sorted(tmp_path.rglob("*")):
-        if path.is_file():
-            folder.put(path.relative_to(tmp_path).as_posix(), [path.read_bytes()])
-    uri = f"s3://bucket/data/{source.relative_to(tmp_path).as_posix()}"
+    bucket = in_bucket(tmp_path, "s3://bucket/data", s3.options())
+    uri = f"{bucket}/{source.relative_to(tmp_path).as_posix()}"
     said = "arrow" if kind == "datasets" else None  # a folder is looked into on a disk only
     listing = check_source(open_source(uri, s3.options(), kind=said))
     local = open_source(str(source)).list(lambda count: None)

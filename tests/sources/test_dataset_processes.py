@@ -1,13 +1,12 @@
 """A Python dataset that another process makes anew: it must hold the same, in the same order."""
 
-import itertools
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ DIFFERING = [
      r"dataset\.data"),
     ("self.base = Base()", "pass", "class Base(list):\n    pass\nBase.names = list(set(NAMES))",
      r"dataset\.base\.names"),
-    ("pass", "pass", "CLASSES = list(set(NAMES))", r"held_\d+\.CLASSES"),
+    ("pass", "pass", "CLASSES = list(set(NAMES))", r"user_code_\d+\.CLASSES"),
     ("pass", "NUMBERS = {c: n for n, c in enumerate(set(NAMES))}", "", r"dataset\.NUMBERS"),
     ("self.files = [f'/data/{n}/{c}' for n in range(9999) for c in set(NAMES)]", "pass", "",
      r"dataset\.files"),
@@ -80,22 +79,14 @@ def error_of(source):
 print(json.dumps(list(map(error_of, pickle.load(sys.stdin.buffer)))))
 """
 
-_numbers = itertools.count()
+Module = Callable[[str], str]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+def source_of(module: Module, made: str, members: str = "pass", above: str = "") -> str:
+    return f"python:{module(CODE.format(made=made, members=members, above=above))}:Data"
 
 
-def source_of(folder: Path, made: str, members: str = "pass", above: str = "") -> str:
-    name = f"held_{next(_numbers)}"
-    (folder / f"{name}.py").write_text(CODE.format(made=made, members=members, above=above))
-    return f"python:{name}:Data"
-
-
-def fetched_elsewhere(sources: Sequence[str], folder: Path) -> list[str]:
+def fetched_elsewhere(sources: Sequence[str]) -> list[str]:
     """List sources here, fetch a sample of each in another process, and return its errors."""
     opened = [open_source(source) for source in sources]
     for source in opened:
@@ -106,7 +97,7 @@ def fetched_elsewhere(sources: Sequence[str], folder: Path) -> list[str]:
         capture_output=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONHASHSEED": "5",
         },
         check=True,
@@ -116,25 +107,25 @@ def fetched_elsewhere(sources: Sequence[str], folder: Path) -> list[str]:
 
 
 def test_an_order_that_differs_between_processes_is_refused_and_a_sorted_one_is_not(
-    folder: Path,
+    module: Module,
 ) -> None:
-    sources = [source_of(folder, *case) for *case, _ in DIFFERING]
+    sources = [source_of(module, *case) for *case, _ in DIFFERING]
     for *case, _ in DIFFERING:
         mended = [text.replace("set(NAMES)", "sorted(set(NAMES))") for text in case]
         mended = [text.replace("random.p", "random.default_rng(0).p") for text in mended]
-        sources.append(source_of(folder, *mended))
-    harmless = source_of(folder, HARMLESS, "cached = {}")
-    *errors, none = fetched_elsewhere([*sources, harmless], folder)
+        sources.append(source_of(module, *mended))
+    harmless = source_of(module, HARMLESS, "cached = {}")
+    *errors, none = fetched_elsewhere([*sources, harmless])
     assert not none
     for (*_, where), error, mended_error in zip(
         DIFFERING, errors, errors[len(DIFFERING) :], strict=False
     ):
-        assert re.search(rf"held_\d+:Data: `{where}` is not what it was .*sorted\(set", error)
+        assert re.search(rf"user_code_\d+:Data: `{where}` is not what it was .*sorted\(set", error)
         assert not mended_error
 
 
-def test_a_build_by_processes_refuses_a_class_map_of_a_set(folder: Path) -> None:
-    source = source_of(folder, "self.classes = list(set(NAMES))")
+def test_a_build_by_processes_refuses_a_class_map_of_a_set(module: Module, tmp_path: Path) -> None:
+    source = source_of(module, "self.classes = list(set(NAMES))")
     with pytest.raises(SourceError, match=r"`dataset\.classes` is not what it was"):
-        precache.build(source, folder / "store", address="local", cpus=1)
-    assert not (folder / "store/commits").exists()
+        precache.build(source, tmp_path / "store", address="local", cpus=1)
+    assert not (tmp_path / "store/commits").exists()

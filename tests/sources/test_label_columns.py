@@ -145,8 +145,9 @@ def test_an_unclear_column_is_in_doubt_and_each_reading_that_fits_is_a_way_out(
         "10%", "2024-05-01", "12:30", "10:30 AM", "$1.50", "€2", "1,5", "0.1 0.9", "1/2", "16:9",
         "0 days 01:00:00", "-1 days 23:00:00", "2024-05-01T10:00:00Z", "1.0.3", "two\nlines",
         "\\x00", "tensor(3)", "b'cat'", 'b"dog"', "PosixPath('x')", "array([1, 2])", "np.int64(3)",
-        "('x', 'y')", "['x', 'y']", "[1 0 1]", "[cat, dog]", "<class 'int'>", "<Animal.CAT: 1>",
-        "Label(name='x')", "label=cat", "cat?", '{"id": 1}', "{'id': 1}", "'cat'", "(0.5, 1]",
+        "('x', 'y')", "['x', 'y']", "[1 0 1]", "[cat, dog]", "[cat", "<class 'int'>",
+        "<Animal.CAT: 1>", "Label(name='x')", "label=cat", "cat?", '{"id": 1}', "{'id': 1}",
+        "'cat'", "(0.5, 1]",
     ],
 )  # fmt: skip
 def test_text_that_is_no_plain_name_is_in_doubt(text: str) -> None:
@@ -229,6 +230,11 @@ CLEAR: list[tuple[str, list[Any], str, list[Any], str]] = [
     ("", ["[0, 0, 1]", "[1, 0, 0]"], "", [{2}, {0}], "lists of 3 values that are 0 or 1, one for"),
     ("", ["[0, 0, 1]", "[1, 1]"], "", [{0, 1}, {1}], "are lists of class numbers, as not all are"),
     ("", ["[0, 1]", "[2]"], "", [{0, 1}, {2}], "are lists of class numbers"),
+    ("", ["[1]", "2", ""], "", [{1}, {2}, set()], "class numbers"),
+    ("", ['["1"]', "two"], "", [{"1"}, {"two"}], ""),
+    ("", ["", "[]"], "", [None, None], ""),
+    ("", ["", ""], "", [None, None], ""),
+    ("", ["1", "2.5", "-25e-2", "NaN", ".5"], "", [1.0, 2.5, -0.25, None, 0.5], "are 'NaN' are"),
     ("typed", [5, None, 0], "", [5, None, 0], ""),
     ("typed", [0.5, None, 2.0], "", [0.5, None, 2.0], ""),
     ("typed", [True, False], "", [1, 0], ""),

@@ -10,7 +10,7 @@ import pytest
 
 import precache
 from precache.errors import SourceError
-from precache_workers.sources.base import Sample
+from precache_workers.sources.base import FetchError, Sample
 from precache_workers.sources.fetching import fetch_ahead
 from precache_workers.sources.kinds import open_source
 from tests.support import building
@@ -30,14 +30,13 @@ class Data:
     def __getitem__(self, number):
         return np.full((8, 8, 3), self.items[number][1], np.uint8), 0
     def key(self, number):
-        return {key}
+        return self.items[number][0]
     def fingerprint(self, number):
-        return {fingerprint}
+        return str(self.items[number][1])
 
 def make():
     return Data()
 """
-NAMES, VALUES = "self.items[number][0]", "str(self.items[number][1])"
 RECIPE = precache.Recipe.image()
 Say = Callable[..., None]
 build = functools.partial(building.build, "python:named:make", recipe=RECIPE)
@@ -50,9 +49,8 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def put(items: dict[str, int], key: str = NAMES, fingerprint: str = VALUES) -> None:
-        code = CODE.format(items=items, key=key, fingerprint=fingerprint)
-        write(tmp_path / "code/named.py", code.encode())
+    def put(items: dict[str, int]) -> None:
+        write(tmp_path / "code/named.py", CODE.format(items=items).encode())
         sys.modules.pop("named", None)  # as a process of its own would import it
 
     return put
@@ -74,29 +72,37 @@ def test_samples_keep_their_rows_wherever_they_stand(say: Say, tmp_path: Path) -
     assert values(tmp_path) == {"a": 1, "b": 7, "c": 3, "new": 9}
 
 
-@pytest.mark.parametrize(
-    ("key", "fingerprint", "message"),
-    [
-        ("'x'", VALUES, "key returned 'x'; keys must be unique"),
-        ("''", VALUES, "key returned ''; keys must be unique and not empty"),
-        ("number", VALUES, r"key\(0\) is 0; it must be a string"),
-        ("1 / 0", VALUES, "key failed: ZeroDivisionError"),
-        (NAMES, "b'bytes'", r"fingerprint\(0\) is b'bytes'; it must be a string"),
-    ],
-)
-def test_keys_and_fingerprints_that_are_none_are_refused(
-    key: str, fingerprint: str, message: str, say: Say, tmp_path: Path
+REFUSED = [
+    ("def key(self, n): return 'x'", "key returned 'x'; keys must be unique"),
+    ("def key(self, n): return ''", "key returned ''; keys must be unique and not empty"),
+    ("def key(self, n): return n", r"key\(0\) is 0; it must be a string"),
+    ("def key(self, n): return 1 / 0", "key failed: ZeroDivisionError"),
+    ("key, fingerprint = (lambda self, n: f'{n}'), (lambda self, n: b'bytes')",
+     r"fingerprint\(0\) is b'bytes'; it must be a string"),
+    ("fetch_threads = 'many'", "fetch_threads is 'many'"),
+    ("targets = [1]", "targets"),
+    ("def __len__(self): return 0", "is empty"),
+    ("del __len__", "without a length"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("member", "why"), REFUSED)
+def test_datasets_that_cannot_be_listed_are_refused(
+    member: str, why: str, module: Callable[[str], str]
 ) -> None:
-    say({"a": 1, "b": 2}, key, fingerprint)
-    with pytest.raises(SourceError, match=message):
-        build(tmp_path / "store")
+    code = f"class Data:\n    def __len__(self): return 2\n    {member}\n"
+    source = open_source(f"python:{module(code)}:Data")
+
+    def read() -> None:
+        source.list(lambda count: None)
+        _ = source.fetch_threads
+
+    with pytest.raises(SourceError, match=why):
+        read()
 
 
 def test_keys_of_another_state_of_the_dataset_are_not_fetched(say: Say, tmp_path: Path) -> None:
     """A key that a store names is no number."""
-    from precache_workers.sources.base import FetchError
-    from precache_workers.sources.kinds import open_source
-
     say({"a": 1, "b": 2})
     fetched = open_source("python:named:make").fetch(["b", "0", "../a"], [-1] * 3)
     assert np.array_equal(fetched[0].inputs[0][0, 0], [2, 2, 2])  # type: ignore[union-attr]
@@ -110,7 +116,7 @@ import numpy as np
 at_work = threading.Barrier(4)
 
 class Data:
-    fetch_threads = {threads}
+    fetch_threads = 4
     def __len__(self):
         return 64
     def __getitem__(self, number):
@@ -119,23 +125,10 @@ class Data:
 """
 
 
-def test_a_dataset_may_be_read_by_several_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    write(tmp_path / "threaded.py", THREADED.format(threads=4).encode())
-    source = open_source("python:threaded:Data")
+def test_a_dataset_may_be_read_by_several_threads(module: Callable[[str], str]) -> None:
+    source = open_source(f"python:{module(THREADED)}:Data")
     table = source.list(lambda count: None).table
     samples = list(fetch_ahead(source, table.keys, table.sizes.tolist()))
     assert [key for key, _ in samples] == list(table.keys)
     arrays = [sample.inputs[0] for _, sample in samples if isinstance(sample, Sample)]
     assert [int(array[0, 0, 0]) for array in arrays] == list(range(64))
-
-
-def test_threads_that_are_no_number_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    write(tmp_path / "threadless.py", THREADED.format(threads="'many'").encode())
-    with pytest.raises(SourceError, match="fetch_threads is 'many'"):
-        _ = open_source("python:threadless:Data").fetch_threads

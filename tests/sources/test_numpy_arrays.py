@@ -10,11 +10,10 @@ import pytest
 
 import precache
 from precache.errors import SampleError, SourceError
-from precache.storage.open import open_folder
 from precache_workers.sources.base import Columns, Inputs
 from precache_workers.sources.kinds import open_source
 from tests.sources.test_sample_columns import described, header, opened, parts_of
-from tests.support.containers import class_of, fetched, listed
+from tests.support.containers import class_of, fetched, in_bucket, listed
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
 
@@ -59,10 +58,8 @@ def check_rows(store: Path) -> None:
 
 def test_arrays_keep_the_contract_also_in_a_bucket(images: str, s3: S3Server) -> None:
     check_source(opened(images, "tokens", "images"))
-    folder = open_folder("s3://bucket/arrays", s3.options())
-    for path in Path(images).parent.iterdir():
-        folder.put(path.name, [path.read_bytes()])
-    remote = opened("s3://bucket/arrays/images.npy", "tokens", storage_options=s3.options())
+    bucket = in_bucket(Path(images).parent, "s3://bucket/arrays", s3.options())
+    remote = opened(f"{bucket}/images.npy", "tokens", storage_options=s3.options())
     check_source(remote)
     local = parts_of(opened(images, "tokens"))
     contents = {stem: one.content for stem, one in local.items()}

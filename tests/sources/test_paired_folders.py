@@ -11,10 +11,10 @@ from PIL import Image
 
 import precache
 from precache.errors import SourceError, UsageError
-from precache.storage.open import open_folder
 from precache_workers.sources.base import Sample
 from precache_workers.sources.kinds import open_source
 from tests.support.building import pixels, write
+from tests.support.containers import in_bucket
 from tests.support.layouts import Builds, commands_in
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
@@ -69,19 +69,6 @@ def test_files_of_one_name_are_one_sample(data: Path, builds: Builds) -> None:
     assert version.classes == ("0", "1")  # folders of the first column
 
 
-def test_a_sample_changes_if_one_of_its_files_does(data: Path, builds: Builds) -> None:
-    write(builds.root / "recipe.toml", RECIPE.encode())
-    flags = ["data/{images,masks}", "store", "--recipe", "recipe.toml", "--address", "serial"]
-    assert builds.run("build", *flags) == 0
-    mask = data / "masks/0/4.png"
-    before = mask.stat()
-    photo(mask, 250)
-    os.utime(mask, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert builds.run("build", *flags) == 0
-    assert "11 same, 1 changed" in builds.printed
-    assert (pixels(builds.root / "store", "mask")["0/4.jpg"] == 250).all()
-
-
 def test_folders_are_found_below_one(data: Path) -> None:
     write(data / "notes/readme.txt", b"no image")
     photo(data / ".cache/0/1.png", 0)
@@ -94,41 +81,27 @@ def test_braces_may_be_in_the_middle(data: Path) -> None:
     assert keys(data / "{images,masks}/1") == [f"{n}.jpg" for n in (1, 11, 3, 5, 7, 9)]
 
 
-@pytest.mark.parametrize(
-    ("images", "masks", "paired"),
-    [
-        ("17 18 28", "17_mask 18_mask 28_mask", "17 18 28"),
-        ("0 10 20", "0_mask 1_mask 2_mask 10_mask 20_mask", "0 10 20"),
-        ("IMG_105 IMG_205", "IMG_105_seg IMG_205_seg IMG_1_seg", "IMG_105 IMG_205"),
-        ("1_10 2_10", "1_10_m 2_10_m", "1_10 2_10"),
-        ("0001 0002", "0001x4 0002x4", "0001 0002"),
-        ("a/left b/left", "a/right b/right", None),
-        ("cat", "dog", None),
-        ("1 2 3 x_1", "1_m 2_m 3_m x_1", None),
-    ],
-)
-def test_names_are_compared_without_what_all_end_in(
-    tmp_path: Path, images: str, masks: str, paired: str | None
-) -> None:
-    for folder, names in (("images", images), ("masks", masks)):
-        for number, name in enumerate(names.split()):
-            photo(tmp_path / folder / f"{name}.png", number)
-    source = open_source(f"{tmp_path}/{{images,masks}}")
-    if paired is None:
-        with pytest.raises(SourceError, match=r"names in .* are alike in all columns"):
-            source.list(lambda count: None)
-        return
-    table = check_source(source).table
-    assert [*table.keys] == [f"{name}.png" for name in paired.split()]
-    for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
-        assert isinstance(sample, Sample)
-    assert table.locations is not None
-    for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
-        _, mask = place.values()
-        assert Path(mask["name"]).stem.startswith(Path(key).stem)
+NAMES: list[tuple[str, str, str | None]] = [
+    ("17 18 28", "17_mask 18_mask 28_mask", "17 18 28"),
+    ("0 10 20", "0_mask 1_mask 2_mask 10_mask 20_mask", "0 10 20"),
+    ("IMG_105 IMG_205", "IMG_105_seg IMG_205_seg IMG_1_seg", "IMG_105 IMG_205"),
+    ("1_10 2_10", "1_10_m 2_10_m", "1_10 2_10"),
+    ("0001 0002", "0001x4 0002x4", "0001 0002"),
+    ("a/left b/left", "a/right b/right", None),
+    ("cat", "dog", None),
+    ("1 2 3 x_1", "1_m 2_m 3_m x_1", None),
+]
+"""Names in two folders, and those that are compared without what all end in; None: refused."""
 
 
-PATTERNS: list[tuple[str, str, str, str]] = [
+def in_folders(images: str, masks: str, paired: str | None) -> tuple[str, str, str | None, str]:
+    folders = (("images", images), ("masks", masks))
+    files = [f"{folder}/{name}.png" for folder, names in folders for name in names.split()]
+    keys = paired and " ".join(f"{name}.png" for name in paired.split())
+    return " ".join(files), "{images,masks}", keys, "images masks"
+
+
+PATTERNS: list[tuple[str, str, str | None, str]] = [
     ("1.jpg 1_gt.png 2.jpg 2_gt.png", "{*.*,*_gt.*}", "1.jpg 2.jpg", "*.* *_gt.*"),
     ("1.jpg 1.png 2.jpg 2.png 3.jpg", "{*.jpg,*.png}", "1.jpg 2.jpg", "*.jpg *.png"),
     ("x1.png 1_m.png x2.png 2_m.png", "{x*.png,*_m.png}", "x1.png x2.png", "x*.png *_m.png"),
@@ -148,18 +121,29 @@ PATTERNS: list[tuple[str, str, str, str]] = [
 """Files, the source below their folder, the keys, and the columns."""
 
 
-@pytest.mark.parametrize(("files", "pattern", "expected", "columns"), PATTERNS)
-def test_patterns_pair_what_their_stars_stand_for(
-    tmp_path: Path, files: str, pattern: str, expected: str, columns: str
+@pytest.mark.parametrize(
+    ("files", "pattern", "expected", "columns"), [*(in_folders(*of) for of in NAMES), *PATTERNS]
+)
+def test_names_pair_by_what_stars_stand_for_or_without_what_all_end_in(
+    tmp_path: Path, files: str, pattern: str, expected: str | None, columns: str
 ) -> None:
-    for number, name in enumerate(re.findall(r"\S.*?\.\w+", files)):
+    names = re.compile(r"\S.*?\.\w+")
+    for number, name in enumerate(names.findall(files)):
         photo(tmp_path / "in" / name, number)
     source = open_source(f"{tmp_path}/in/{pattern}")
+    if expected is None:
+        with pytest.raises(SourceError, match=r"names in .* are alike in all columns"):
+            source.list(lambda count: None)
+        return
     table = check_source(source).table
-    assert sorted(table.keys) == sorted(re.findall(r"\S.*?\.\w+", expected))
+    assert sorted(table.keys) == sorted(names.findall(expected))
     for sample in source.fetch(table.keys, table.sizes.tolist(), table.locations):
         assert isinstance(sample, Sample)
         assert [*sample.inputs] == columns.split()
+    assert table.locations is not None
+    for key, place in zip(table.keys, table.locations.places.to_pylist(), strict=True):
+        _, mask = place.values()
+        assert "masks" not in columns or Path(mask["name"]).stem.startswith(Path(key).stem)
 
 
 def test_patterns_in_this_folder_are_named_without_it(
@@ -212,9 +196,7 @@ def test_two_files_of_one_name_are_no_sample(data: Path) -> None:
 
 
 def test_a_bucket_is_listed_alike(data: Path, s3: S3Server) -> None:
-    folder = open_folder("s3://bucket/data", s3.options())
-    for path in sorted(data.rglob("*.*")):
-        folder.put(path.relative_to(data).as_posix(), [path.read_bytes()])
+    in_bucket(data, "s3://bucket/data", s3.options())
     for uri, kind in (("s3://bucket/data/{images,masks}", None), ("s3://bucket/data", "folders")):
         listed = check_source(open_source(uri, s3.options(), kind=kind)).table
         assert [*listed.keys] == [*keys(data / "{images,masks}")]

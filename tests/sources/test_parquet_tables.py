@@ -22,20 +22,20 @@ from precache_workers.sources.kinds import open_source
 from tests.support import building
 from tests.support.building import ask, cut, encoded, growth, pixels
 from tests.support.building import write as file
-from tests.support.containers import class_of, fetched, listed, quiet_datasets
+from tests.support.containers import (
+    class_of,
+    fetched,
+    listed,
+    noted_ranges,
+    quiet_datasets,
+    write_table,
+)
 from tests.support.layouts import Builds
 from tests.support.source_contract import check_source
 
 RECIPE = precache.Recipe.image(resize=40, crop=32)
 PHOTO = encoded(cut(0))
 build = functools.partial(building.build, recipe=RECIPE)
-
-
-def write(path: Path, columns: dict[str, Any], metadata: Any = None, **options: Any) -> str:
-    table = pa.table(columns).replace_schema_metadata(metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, **options)
-    return str(path)
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -49,9 +49,10 @@ DECLARED = {
 }
 
 
-def described(features: Any) -> dict[str, str]:
-    """Metadata of Hugging Face."""
-    return {"huggingface": json.dumps({"info": {"features": features}})}
+def described(columns: Any, features: Any) -> pa.Table:
+    """A table with metadata of Hugging Face."""
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.table(columns).replace_schema_metadata(metadata)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def described(features: Any) -> dict[str, str]:
 def test_columns_are_guessed_and_named_in_one_line(
     tmp_path: Path, columns: Any, features: Any, note: str, classes: list[str | None]
 ) -> None:
-    listing = listed(write(tmp_path / "a.parquet", columns, described(features)))
+    listing = listed(write_table(tmp_path / "a.parquet", described(columns, features)))
     assert listing.notes == (f"Images from the column {note}",)
     keys = [f"a.parquet/{number}" for number in range(len(classes))]
     assert [*class_of(listing).items()] == [*zip(keys, classes, strict=True)]
@@ -97,7 +98,7 @@ ALIKE = pa.Table.from_arrays([pa.array([PHOTO]), *[pa.array([1])] * 2], ["image"
 def test_columns_are_chosen_by_name(
     tmp_path: Path, columns: Any, wanted: Any, expected: dict[str, str | None]
 ) -> None:
-    source = open_source(write(tmp_path / "a.parquet", columns), columns=Columns(*wanted))
+    source = open_source(write_table(tmp_path / "a.parquet", columns), columns=Columns(*wanted))
     assert class_of(check_source(source)) == expected
     [sample] = source.fetch([[*expected][-1]], [-1])
     assert isinstance(sample, Sample)
@@ -132,28 +133,29 @@ def test_columns_are_chosen_by_name(
 def test_columns_that_do_not_fit_are_refused(
     tmp_path: Path, columns: Any, wanted: Any, why: str
 ) -> None:
-    source = write(tmp_path / "a.parquet", columns)
+    source = write_table(tmp_path / "a.parquet", columns)
     with pytest.raises(SourceError, match=why):
         listed(source, *wanted)
 
 
 def test_labels_may_be_numbers_with_names_in_the_metadata(tmp_path: Path) -> None:
-    metadata = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee"]}})
-    columns = {"image": [PHOTO] * 3, "kind": pa.array([1, None, -1], pa.int32())}
-    source = write(tmp_path / "a.parquet", columns, metadata)
+    def put(name: str, labels: list[int | None], *names: str) -> str:
+        columns = {"image": [PHOTO] * 3, "kind": pa.array(labels, pa.int32())}
+        features = {"kind": {"_type": "ClassLabel", "names": names}}
+        return write_table(tmp_path / f"{name}.parquet", described(columns, features))
+
+    source = put("a", [1, None, -1], "ant", "bee")
     assert [*class_of(listed(source)).values()] == ["bee", None, None]
     assert listed(source).table.classes == ("ant", "bee")
-    columns["kind"] = pa.array([1, 2, 0])
     with pytest.raises(SourceError, match=r"class number 2; .* up to 1, as it names 2 classes"):
-        listed(write(tmp_path / "b.parquet", columns, metadata))
-    twice = described({"kind": {"_type": "ClassLabel", "names": ["ant", "bee", "ant"]}})
+        listed(put("b", [1, 2, 0], "ant", "bee"))
     with pytest.raises(SourceError, match="has several classes 'ant'; rename all but one"):
-        listed(write(tmp_path / "c.parquet", columns, twice))
+        listed(put("c", [1, 2, 0], "ant", "bee", "ant"))
 
 
 def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:
     for name in ("year=1/a", "year=2/a"):
-        write(tmp_path / f"data/{name}.parquet", {"image": [PHOTO]})
+        write_table(tmp_path / f"data/{name}.parquet", {"image": [PHOTO]})
     expected = ["year=1/a.parquet/0", "year=2/a.parquet/0"]
     assert list(listed(str(tmp_path / "data/**/*.parquet")).table.keys) == expected
     opened = open_source(str(tmp_path / "data"), kind="parquet")
@@ -164,7 +166,7 @@ def test_a_partitioned_directory_is_read_as_one_source(tmp_path: Path) -> None:
 def test_paths_that_do_not_name_one_row_each_are_no_keys(tmp_path: Path) -> None:
     for paths in (["a.jpg", "a.jpg"], ["a.jpg", None], ["/home/me/a.jpg", "/home/me/b.jpg"]):
         images = [{"bytes": PHOTO, "path": path} for path in paths]
-        source = write(tmp_path / "a.parquet", {"image": images})
+        source = write_table(tmp_path / "a.parquet", {"image": images})
         assert list(listed(source).table.keys) == ["a.parquet/0", "a.parquet/1"]
 
 
@@ -174,7 +176,7 @@ def test_paths_that_do_not_name_one_row_each_are_no_keys(tmp_path: Path) -> None
 )
 def test_images_may_be_of_every_type_of_bytes(tmp_path: Path, kind: Any) -> None:
     photos = [PHOTO, encoded(cut(1)), PHOTO]
-    source = write(tmp_path / "a.parquet", {"image": pa.array(photos).cast(kind)})
+    source = write_table(tmp_path / "a.parquet", {"image": pa.array(photos).cast(kind)})
     table = check_source(open_source(source)).table
     samples = open_source(source).fetch(table.keys, [-1] * 3, table.locations)
     assert [sample.inputs["bytes"] for sample in samples if isinstance(sample, Sample)] == photos
@@ -201,8 +203,8 @@ def test_a_file_of_paths_among_others_has_holes(tmp_path: Path) -> None:
     for number, photo in enumerate((PHOTO, None, PHOTO)):
         images = [{"bytes": photo, "path": f"{number}.png"}]
         column = pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
-        write(tmp_path / f"{number}.parquet", {"image": column})
-    write(tmp_path / "3.parquet", {"image": pa.array([None, PHOTO], pa.large_binary())})
+        write_table(tmp_path / f"{number}.parquet", {"image": column})
+    write_table(tmp_path / "3.parquet", {"image": pa.array([None, PHOTO], pa.large_binary())})
     opened = open_source(f"{tmp_path}/*.parquet")
     table = opened.list(lambda count: None).table
     one, none, other, missing, _ = opened.fetch(table.keys, [-1] * 5, table.locations)
@@ -214,20 +216,6 @@ def test_a_file_of_paths_among_others_has_holes(tmp_path: Path) -> None:
     assert str(none).endswith("give --source-kind manifest")
 
 
-def test_a_file_that_datasets_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
-    )
-    images = [{"bytes": encoded(cut(number)), "path": f"{number}.jpg"} for number in range(5)]
-    rows = {"image": images, "label": [0, 1, 0, -1, 1]}
-    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "a.parquet")
-    listing = check_source(open_source(str(tmp_path / "a.parquet")))
-    assert [*class_of(listing).values()] == ["ant", "bee", "ant", None, "bee"]
-    assert list(listing.table.keys)[4] == "a.parquet/4.jpg"
-
-
 # --- row groups and changes ---------------------------------------------------------------------
 
 
@@ -237,7 +225,7 @@ def test_row_groups_are_read_once_and_small_ones_together(
 ) -> None:
     monkeypatch.setattr("precache_workers.sources.parquet_tables.UNIT_BYTES", unit_bytes)
     photos = [encoded(cut(number)) for number in range(40)]
-    write(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
+    write_table(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
     opened: list[str] = []
 
     def noted(folder: Any, file: Any, *rest: Any, **options: Any) -> Any:
@@ -251,7 +239,7 @@ def test_row_groups_are_read_once_and_small_ones_together(
 
 
 def test_a_reading_that_fails_is_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    opened = open_source(write_table(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
     monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
     failure = StorageError("no answer")
@@ -268,7 +256,7 @@ def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
     photos = [encoded(cut(number)) for number in range(3)]
     plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     path = tmp_path / "a.parquet"
-    opened = open_source(write(path, {"image": photos}, write_page_checksum=True, **plain))
+    opened = open_source(write_table(path, {"image": photos}, write_page_checksum=True, **plain))
     data = bytearray(path.read_bytes())
     data[data.index(photos[1]) + 300] ^= 1
     path.write_bytes(data)
@@ -280,7 +268,7 @@ def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
 
 def test_a_footer_that_claims_more_rows_is_refused(tmp_path: Path) -> None:
     images = pa.array([b""] * 200_000)
-    source = write(tmp_path / "a.parquet", {"image": images}, compression="zstd")
+    source = write_table(tmp_path / "a.parquet", {"image": images}, compression="zstd")
     assert Path(source).stat().st_size < 200_000
     with pytest.raises(SourceError, match="claims 200,000 rows and has"):
         listed(source)
@@ -292,7 +280,7 @@ def test_pages_that_are_damaged_make_holes_and_cost_no_rows_before_them(
 ) -> None:
     photos = [os.urandom(20_000) for _ in range(400)]
     pages = {"use_dictionary": False, "write_batch_size": 8, "compression": compression}
-    path = Path(write(tmp_path / "a.parquet", {"image": photos}, **pages))
+    path = Path(write_table(tmp_path / "a.parquet", {"image": photos}, **pages))
     opened = open_source(str(path))
     table = opened.list(lambda count: None).table
     status = path.stat()
@@ -309,8 +297,8 @@ def test_pages_that_are_damaged_make_holes_and_cost_no_rows_before_them(
 def test_a_file_replaced_while_it_is_read_gives_no_image_of_another_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write(tmp_path / "a.parquet", {"image": [PHOTO] * 3})
-    other = write(tmp_path / "other/a.parquet", {"image": [b"other"] * 3})
+    source = write_table(tmp_path / "a.parquet", {"image": [PHOTO] * 3})
+    other = write_table(tmp_path / "other/a.parquet", {"image": [b"other"] * 3})
     opened = open_source(source)
     table = opened.list(lambda count: None).table
     open_ = LocalFolder.open
@@ -325,42 +313,39 @@ def test_a_file_replaced_while_it_is_read_gives_no_image_of_another_row(
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind"),
-    [(OSError(5, "Input/output error"), FetchError), (OSError("x"), SampleError)],
+    ("failure", "fitting", "kind"),
+    [
+        (OSError(5, "Input/output error"), 0, FetchError),
+        (OSError("x"), 0, SampleError),
+        (pa.ArrowMemoryError("malloc of size 4096000000 failed"), 1, Sample),
+    ],
 )
-def test_what_the_system_cannot_read_is_no_hole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError, kind: type[Exception]
+def test_what_the_system_cannot_read_is_no_hole_and_short_memory_is_no_damage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    fitting: int,
+    kind: type[Any],
 ) -> None:
-    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
-    table = opened.list(lambda count: None).table
-
-    def failing(*arguments: Any) -> None:
-        raise failure
-
-    monkeypatch.setattr("precache_workers.sources.parquet_tables._values", failing)
-    assert {type(error) for error in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
-
-
-def test_short_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
+    """Of few rows at a time."""
+    opened = open_source(write_table(tmp_path / "a.parquet", {"image": [PHOTO] * 3}))
     table = opened.list(lambda count: None).table
     read = parquet_tables._values
 
-    def short(table: Any, group: int, column: str, rows: set[int]) -> Any:
-        if len(rows) > 1:
-            raise pa.ArrowMemoryError("malloc of size 4096000000 failed")
+    def failing(table: Any, group: int, column: str, rows: set[int]) -> Any:
+        if len(rows) > fitting:
+            raise failure
         return read(table, group, column, rows)
 
-    monkeypatch.setattr(parquet_tables, "_values", short)
-    samples = opened.fetch(table.keys, [-1] * 3, table.locations)
-    assert [type(sample) for sample in samples] == [Sample] * 3
+    monkeypatch.setattr(parquet_tables, "_values", failing)
+    assert {type(one) for one in opened.fetch(table.keys, [-1] * 3, table.locations)} == {kind}
 
 
 def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> None:
     rows = 4000
     text = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * 10**6]))
     columns = {"image": [os.urandom(4) for _ in range(rows)], "label": text}
-    source = write(tmp_path / "a.parquet", columns, compression="zstd", store_schema=False)
+    source = write_table(tmp_path / "a.parquet", columns, compression="zstd", store_schema=False)
     before = pa.default_memory_pool().max_memory()
     with pytest.raises(SourceError, match="column label is a text of more than 4,096 characters"):
         listed(source)
@@ -369,7 +354,7 @@ def test_a_text_that_is_repeated_takes_no_memory_each_time(tmp_path: Path) -> No
 
 def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     photos = [bytes(8_000_000)] * 20
-    source = write(
+    source = write_table(
         tmp_path / "a.parquet", {"image": photos}, use_dictionary=False, compression="zstd"
     )
     opened = open_source(source)
@@ -381,23 +366,9 @@ def test_large_images_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     assert max(map(len, runs)) <= MAX_HELD_NBYTES // 8_000_000
 
 
-def noted_ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Read local files as remote ones are; returns the list that lengths of ranges are added to."""
-    read: list[int] = []
-    ranges = LocalFolder.read_ranges
-
-    def noted(self: LocalFolder, parts: Any) -> Any:
-        read.extend(length for _, _, length in parts)
-        return ranges(self, parts)
-
-    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
-    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
-    return read
-
-
 def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"image": [os.urandom(20_000) for _ in range(400)], "label": [1] * 400}
-    source = write(tmp_path / "a.parquet", columns, row_group_size=100, use_dictionary=False)
+    source = write_table(tmp_path / "a.parquet", columns, row_group_size=100, use_dictionary=False)
     read = noted_ranges(monkeypatch)
     assert len(listed(source).table) == 400
     assert sum(read) < 1_000_000
@@ -407,7 +378,7 @@ def test_a_remote_listing_reads_no_images(tmp_path: Path, monkeypatch: pytest.Mo
 def test_time_limits_hold_for_a_row_and_not_for_a_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source(write(tmp_path / "a.parquet", {"image": [PHOTO] * 4}))
+    source = open_source(write_table(tmp_path / "a.parquet", {"image": [PHOTO] * 4}))
     table = source.list(lambda count: None).table
     kept, make = SamplesAtWork(seconds=1.0), parquet_tables.cell_of
     late: list[str] = []
@@ -448,7 +419,7 @@ def test_a_remote_build_reads_each_row_group_at_most_twice(
 ) -> None:
     """Of many small shards, most of which have rows of few row groups."""
     photos = [encoded(cut(number)) + os.urandom(20_000) for number in range(320)]
-    source = write(tmp_path / "a.parquet", {"image": photos}, row_group_size=20)
+    source = write_table(tmp_path / "a.parquet", {"image": photos}, row_group_size=20)
     read = noted_ranges(monkeypatch)
     build(source, tmp_path / "store")
     assert sum(read) < 3 * Path(source).stat().st_size  # the probe and the footers among it

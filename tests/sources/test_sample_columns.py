@@ -1,6 +1,5 @@
 """Fields start from columns beside the image: texts, arrays, masks and numbers, in every source."""
 
-import csv
 import io
 import json
 import random
@@ -21,8 +20,6 @@ from PIL import Image
 
 import precache
 from precache.errors import SampleError, SourceError
-from precache.storage.local import LocalFolder
-from precache.storage.open import open_folder
 from precache.store.row_table import REMOVED
 from precache_workers.planning.assembly import Compute
 from precache_workers.shards.field_writer import stage_rows
@@ -31,7 +28,7 @@ from precache_workers.sources.containers import ContainerSource
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.sample_parts import value_of
 from tests.support.building import cut, encoded, write
-from tests.support.containers import add, listed, write_tar
+from tests.support.containers import add, in_bucket, listed, noted_ranges, write_table, write_tar
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source
 
@@ -87,43 +84,32 @@ def write_compressed(to: Path) -> Named:
     return write_members(to, "tar.gz")
 
 
+def columns_of(*names: str) -> dict[str, list[Any]]:
+    return {name: [parts[name] for parts in SAMPLES.values()] for name in names}
+
+
 def table() -> pa.Table:
     """Columns of types as tables have them."""
-    columns: dict[str, list[Any]] = {
-        name: [parts[name] for parts in SAMPLES.values()] for name in BY_NAME
-    }
+    columns = columns_of("image", *BY_NAME)
     columns["mask"] = [{"bytes": mask, "path": None} for mask in columns["mask"]]
-    images = [{"bytes": of["image"], "path": f"{stem}.jpg"} for stem, of in SAMPLES.items()]
-    return pa.table({"image": images, "video": [bytes(1 << 16)] * COUNT, **columns})
+    paths = [f"{stem}.jpg" for stem in SAMPLES]
+    pairs = zip(columns["image"], paths, strict=True)
+    columns["image"] = [{"bytes": image, "path": path} for image, path in pairs]
+    return pa.table({"video": [bytes(1 << 16)] * COUNT, **columns})
 
 
 def write_parquet(to: Path) -> Named:
-    pq.write_table(table(), to / "a.parquet", row_group_size=7, use_dictionary=False)
-    return str(to / "a.parquet"), BY_NAME
-
-
-def write_ipc(path: Path, of: pa.Table) -> str:
-    """A stream of Arrow, in batches of nine rows."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, of.schema) as out:
-        out.write_table(of, max_chunksize=9)
-    return str(path)
+    options = {"row_group_size": 7, "use_dictionary": False}
+    return write_table(to / "a.parquet", table(), **options), BY_NAME
 
 
 def write_arrow(to: Path) -> Named:
-    return write_ipc(to / "a.arrow", table()), BY_NAME
+    return write_table(to / "a.arrow", table()), BY_NAME
 
 
 def write_examples(to: Path) -> Named:
-    import tfrecord
-
-    writer = tfrecord.TFRecordWriter(str(to / "a.tfrecord"))
-    for stem, parts in SAMPLES.items():
-        encodings = {name: (parts[name], "byte") for name in ("image", "mask")}
-        texts = {name: (parts[name].encode(), "byte") for name in ("caption", "meta")}
-        numbers = {"tokens": (parts["tokens"].tolist(), "int"), "id": (stem.encode(), "byte")}
-        writer.write({**encodings, **texts, **numbers})
-    writer.close()
-    return str(to / "a.tfrecord"), BY_NAME
+    columns = {**columns_of("image", *BY_NAME), "id": [*SAMPLES]}
+    return write_table(to / "a.tfrecord", columns), BY_NAME
 
 
 def write_folders(to: Path) -> Named:
@@ -145,27 +131,20 @@ def write_patterns(to: Path) -> Named:
     return f"{to}/data/{{*.jpg,{','.join(patterns.values())}}}", patterns
 
 
-def rows(to: Path, *names: str) -> list[dict[str, Any]]:
-    """Rows of a table of the photographs, with some of their parts."""
-    for stem, parts in SAMPLES.items():
-        write(to / f"{stem}.jpg", parts["image"])
-    parts_of = ({name: parts[name] for name in names} for parts in SAMPLES.values())
-    return [{"path": f"{s}.jpg", **parts} for s, parts in zip(SAMPLES, parts_of, strict=True)]
+def rows(to: Path, *names: str) -> dict[str, list[Any]]:
+    """Columns of a table of the photographs, and some of their parts."""
+    paths = [write(to / f"{stem}.jpg", parts["image"]).name for stem, parts in SAMPLES.items()]
+    return {"path": paths, **columns_of(*names)}
 
 
 def write_lines(to: Path) -> Named:
     named = {name: name for name in BY_NAME if name != "mask"}
-    cells = [{**row, "tokens": row["tokens"].tolist()} for row in rows(to, *named)]
-    (to / "a.jsonl").write_text("\n".join(map(json.dumps, cells)))
-    return str(to / "a.jsonl"), named
+    return write_table(to / "a.jsonl", rows(to, *named)), named
 
 
 def write_csv(to: Path) -> Named:
-    with (to / "a.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["path", "caption", "meta"])
-        writer.writeheader()
-        writer.writerows(rows(to, "caption", "meta"))
-    return str(to / "a.csv"), {"caption": "caption", "meta": "meta"}
+    named = {"caption": "caption", "meta": "meta"}
+    return write_table(to / "a.csv", rows(to, *named)), named
 
 
 WRITERS: dict[str, Callable[[Path], Named]] = {
@@ -264,7 +243,7 @@ def test_every_source_gives_the_same_parts_and_rows(kind: str, tmp_path: Path) -
 def test_samples_need_no_image(kind: str, tmp_path: Path) -> None:
     if kind == "none":  # there is no column of images
         source, names = str(tmp_path / "a.parquet"), BY_NAME
-        pq.write_table(table().select(["caption", "tokens"]), source)
+        write_table(Path(source), table().select(["caption", "tokens"]))
         with pytest.raises(SourceError, match=r"no column of images .*if all fields start"):
             listed(source)
     else:
@@ -285,13 +264,8 @@ def test_samples_need_no_image(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 def test_numbers_are_rows_without_axes(kind: str, tmp_path: Path) -> None:
     scores = [number / 4 for number in range(COUNT)]
-    if kind == "jsonl":
-        cells = [{**row, "score": s} for row, s in zip(rows(tmp_path), scores, strict=True)]
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, cells)))
-    elif kind == "arrow":
-        write_ipc(tmp_path / "a.arrow", pa.table({"score": scores}))
-    else:
-        pq.write_table(pa.table({"score": scores}), tmp_path / "a.parquet")
+    columns = rows(tmp_path) if kind == "jsonl" else {}
+    write_table(tmp_path / f"a.{kind}", {**columns, "score": scores})
     ops = [{"op": "to_dtype", "dtype": "float32"}]
     recipe = precache.Recipe.from_dict({"fields": {"score": {"input": "score", "ops": ops}}})
     source = tmp_path / f"a.{kind}"
@@ -307,14 +281,7 @@ def test_only_columns_that_fields_name_are_read(
     source, names = WRITERS[kind](tmp_path)
     columns = opened(source, names["caption"], names["tokens"], image=False)
     of = columns.list(lambda count: None).table
-    read, ranges = list[int](), LocalFolder.read_ranges
-
-    def noted(self: LocalFolder, parts: Any) -> Any:
-        read.extend(length for _, _, length in parts)
-        return ranges(self, parts)
-
-    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
-    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    read = noted_ranges(monkeypatch)
     monkeypatch.setattr("precache_workers.sources.file_ranges.GAP_BYTES", 0)
     fetched = columns.fetch(of.keys, of.sizes.tolist(), of.locations)
     assert all(isinstance(one, Sample) for one in fetched)
@@ -324,11 +291,8 @@ def test_only_columns_that_fields_name_are_read(
 @pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "folders", "patterns", "jsonl"])
 def test_columns_are_read_in_a_bucket(kind: str, tmp_path: Path, s3: S3Server) -> None:
     source, names = WRITERS[kind](tmp_path)
-    folder = open_folder(f"s3://bucket/columns-{kind}", s3.options())
-    for path in sorted(tmp_path.rglob("*")):
-        if path.is_file():
-            folder.put(path.relative_to(tmp_path).as_posix(), [path.read_bytes()])
-    uri = f"s3://bucket/columns-{kind}{source.removeprefix(str(tmp_path))}"
+    bucket = in_bucket(tmp_path, f"s3://bucket/columns-{kind}", s3.options())
+    uri = f"{bucket}{source.removeprefix(str(tmp_path))}"
     columns = opened(uri, *sorted(names.values()), storage_options=s3.options())
     check_source(columns)
     local = parts_of(opened(source, *sorted(names.values())))
@@ -398,15 +362,14 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_column_of_another_type_is_refused_with_its_type(name: str, tmp_path: Path) -> None:
-    of = pa.table({"image": [b"\xff\xd8\xff"] * 2, name: WRONG[name]})
-    pq.write_table(of, tmp_path / "a.parquet")
+    columns = {"image": [b"\xff\xd8\xff"] * 2, name: WRONG[name]}
+    source = write_table(tmp_path / "a.parquet", columns)
     with pytest.raises(SourceError, match="a field starts from text, bytes, numbers, or") as error:
-        opened(str(tmp_path / "a.parquet"), name).list(lambda count: None)
-    kept = pq.read_schema(tmp_path / "a.parquet")
-    assert str(kept.field(name).type) in str(error.value)
+        opened(source, name).list(lambda count: None)
+    assert str(pq.read_schema(source).field(name).type) in str(error.value)
     for way, value in (("box.x", 1), ("images.0", b"a")):  # the advice is followed
         if f"such as {way}" in str(error.value):
-            inner = opened(str(tmp_path / "a.parquet"), way, image=False)
+            inner = opened(source, way, image=False)
             assert [one.inputs[way] for one in parts_of(inner).values()] == [value, value]
     assert ("such as" in str(error.value)) is (name in ("box", "images"))
 
@@ -433,7 +396,7 @@ def test_bytes_start_from_the_column_of_their_name(kind: str, tmp_path: Path) ->
         files += [(f"{stem}.audio", data) for stem, data in zip(SAMPLES, column, strict=True)]
         source = write_tar(tmp_path / "a.tar", files)
     elif kind == "parquet":
-        pq.write_table(pa.table({"image": images, "audio": column}), tmp_path / "a.parquet")
+        write_table(tmp_path / "a.parquet", {"image": images, "audio": column})
         source = str(tmp_path / "a.parquet")
     else:  # it has no columns
         source, column = f"{write_folders(tmp_path)[0].partition('{')[0]}image", images
@@ -442,18 +405,6 @@ def test_bytes_start_from_the_column_of_their_name(kind: str, tmp_path: Path) ->
     precache.build(source, tmp_path / "store", recipe, address="serial")
     dataset = precache.CachedDataset(tmp_path / "store")
     assert {dataset[number]["audio"] for number in range(COUNT)} == {*column}
-
-
-def test_an_item_that_a_list_lacks_is_missing(tmp_path: Path) -> None:
-    image = {"bytes": b"a", "path": ""}
-    of = pa.table({"images": [[image, image], [image], None], "caption": ["a", "b", "c"]})
-    pq.write_table(of, tmp_path / "a.parquet")
-    write_ipc(tmp_path / "a.arrow", of)
-    for name in ("a.parquet", "a.arrow"):
-        source = opened(str(tmp_path / name), "images.1", "caption", image=False)
-        parts = [one.inputs["images.1"] for one in parts_of(source).values()]
-        assert parts[0] == b"a"
-        assert [str(part) for part in parts[1:]] == ["has no 'images.1'; it has 'caption'"] * 2
 
 
 def test_captions_beside_images_are_named_by_a_pattern(tmp_path: Path) -> None:
@@ -505,31 +456,37 @@ def test_missing_and_malformed_texts_are_holes_of_fields_that_need_them(tmp_path
     assert dict(result.holes) == reasons
 
 
-def test_cells_that_are_missing_or_no_array_are_holes(tmp_path: Path) -> None:
-    of = pa.table(
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_cells_that_are_missing_or_no_array_are_holes(kind: str, tmp_path: Path) -> None:
+    image = {"bytes": b"a", "path": ""}
+    columns = {
+        "caption": ["a", None, "c"],
+        "tokens": pa.array([[1, None], [1], None]),
+        "grid": pa.array([[[1], [2, 3]], [], [[1, 2], [3, 4]]]),
+        "images": [[image, image], [image], None],
+    }
+    source = write_table(tmp_path / f"a.{kind}", columns)
+    samples = parts_of(opened(source, "caption", "tokens", "grid", "images.1", image=False))
+    reasons = [
+        {n: str(v) for n, v in one.inputs.items() if isinstance(v, SampleError)}
+        for one in samples.values()
+    ]
+    assert reasons == [
         {
-            "caption": ["a", None, "c"],
-            "tokens": pa.array([[1, None], [1], None]),
-            "grid": pa.array([[[1], [2, 3]], [], [[1, 2], [3, 4]]]),
-        }
-    )
-    pq.write_table(of, tmp_path / "a.parquet")
-    write_ipc(tmp_path / "a.arrow", of)
-    for name in ("a.parquet", "a.arrow"):
-        samples = parts_of(opened(str(tmp_path / name), *of.column_names, image=False))
-        reasons = [
-            {n: str(v) for n, v in one.inputs.items() if isinstance(v, SampleError)}
-            for one in samples.values()
-        ]
-        assert reasons == [
-            {
-                "tokens": "its 'tokens' has missing values among its numbers",
-                "grid": "its 'grid' has lists of several lengths, which are no array",
-            },
-            {"caption": "has no 'caption'; it has 'tokens', 'grid'"},
-            {"tokens": "has no 'tokens'; it has 'caption', 'grid'"},
-        ]
-        assert samples["2"].inputs["grid"].tolist() == [[1, 2], [3, 4]]
+            "tokens": "its 'tokens' has missing values among its numbers",
+            "grid": "its 'grid' has lists of several lengths, which are no array",
+        },
+        {
+            "caption": "has no 'caption'; it has 'tokens', 'grid'",
+            "images.1": "has no 'images.1'; it has 'tokens', 'grid'",
+        },
+        {
+            "tokens": "has no 'tokens'; it has 'caption', 'grid'",
+            "images.1": "has no 'images.1'; it has 'caption', 'grid'",
+        },
+    ]
+    assert samples["0"].inputs["images.1"] == b"a"
+    assert samples["2"].inputs["grid"].tolist() == [[1, 2], [3, 4]]
 
 
 def header(text: str, version: bytes = b"\x01\x00") -> bytes:
@@ -588,17 +545,15 @@ def test_arrays_are_read_as_they_were_saved(dtype: str, order: Any) -> None:
 
 
 def test_a_column_that_a_field_reads_is_no_label_unless_it_is_named(tmp_path: Path) -> None:
-    of = pa.table({"image": [b"\xff\xd8\xff"] * 2, "labels": [[1, -100], [2, 3]]})
-    pq.write_table(of, tmp_path / "a.parquet")
-    source = opened(str(tmp_path / "a.parquet"), "labels")
-    listing = source.list(lambda count: None)
+    images = [b"\xff\xd8\xff"] * 2
+    columns = {"image": images, "labels": [[1, -100], [2, 3]]}
+    source = write_table(tmp_path / "a.parquet", columns)
+    listing = opened(source, "labels").list(lambda count: None)
     assert (listing.table.labels == -1).all()
     [line] = listing.notes
     assert "'labels' are inputs, and no labels (--label-column makes one both)" in line
-    numbers = pa.table({"image": [b"\xff\xd8\xff"] * 2, "label": [3, 4]})
-    pq.write_table(numbers, tmp_path / "b.parquet")
-    columns = Columns(label="label", inputs=Inputs(("label",)))
-    both = open_source(str(tmp_path / "b.parquet"), columns=columns)
+    source = write_table(tmp_path / "b.parquet", {"image": images, "label": [3, 4]})
+    both = open_source(source, columns=Columns(label="label", inputs=Inputs(("label",))))
     assert both.list(lambda count: None).table.labels.tolist() == [3, 4]
     assert [one.inputs["label"] for one in parts_of(both).values()] == [3, 4]
 

@@ -16,19 +16,11 @@ from precache_workers.sources.base import Columns, Sample
 from precache_workers.sources.kinds import open_source
 from precache_workers.sources.tf_records import parts_of
 from tests.support.building import cut, encoded
-from tests.support.containers import fetched, listed
+from tests.support.containers import fetched, listed, write_examples
 from tests.support.source_contract import check_source
 
 PHOTO = encoded(cut(0))
 HEAD = 12
-
-
-def write(path: Path, *records: dict[str, tuple[Any, str]]) -> str:
-    writer = TFRecordWriter(str(path))
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return str(path)
 
 
 def example(image: Any = PHOTO, label: Any = 1, name: str = "image") -> dict[str, Any]:
@@ -49,7 +41,7 @@ def test_features_of_tensorflows_image_examples_are_found(tmp_path: Path) -> Non
         }
         for n in range(3)
     ]
-    source = write(tmp_path / "train.tfrecord", *records)
+    source = write_examples(tmp_path / "train.tfrecord", *records)
     listing = check_source(open_source(source))
     assert listing.notes == (
         "Images from the feature 'image/encoded', labels from 'image/class/label'",
@@ -65,7 +57,7 @@ def test_features_are_chosen_by_name(tmp_path: Path) -> None:
         "left": (PHOTO, "byte"), "right": (b"other", "byte"), "breed": (b"pug", "byte"),
         "id": (-7, "int"),
     }  # fmt: skip
-    source = write(tmp_path / "a.tfrecords", record)
+    source = write_examples(tmp_path / "a.tfrecords", record)
     table = listed(source, "right", "breed", "id").table
     assert list(table.keys) == ["-7"]
     assert table.classes == ("pug",)
@@ -97,7 +89,7 @@ def test_features_that_do_not_fit_are_refused(
     tmp_path: Path, records: Any, columns: Any, why: str
 ) -> None:
     with pytest.raises(SourceError, match=why):
-        listed(write(tmp_path / "a.tfrecord", *records), *columns)
+        listed(write_examples(tmp_path / "a.tfrecord", *records), *columns)
 
 
 SPLITS = [{**TEXT, "image/split": (name, "byte")} for name in (b"train", b"val")]
@@ -116,14 +108,14 @@ SPLITS = [{**TEXT, "image/split": (name, "byte")} for name in (b"train", b"val")
 def test_features_that_leave_two_readings_are_doubts(
     tmp_path: Path, records: Any, columns: Any, what: str, ways: Any
 ) -> None:
-    [doubt] = listed(write(tmp_path / "a.tfrecord", *records), *columns).doubts
+    [doubt] = listed(write_examples(tmp_path / "a.tfrecord", *records), *columns).doubts
     assert re.search(what, doubt.what)
     assert [way for way, _ in doubt.choices if way] == ways
 
 
 def test_equal_labels_of_two_features_leave_no_doubt(tmp_path: Path) -> None:
     records = [{**example(label=n), "labels": (n, "int")} for n in (1, 2)]
-    listing = listed(write(tmp_path / "a.tfrecord", *records))
+    listing = listed(write_examples(tmp_path / "a.tfrecord", *records))
     assert (listing.doubts, listing.table.labels.tolist()) == ((), [1, 2])
 
 
@@ -139,7 +131,7 @@ def test_records_may_be_images(tmp_path: Path) -> None:
 
 def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path) -> None:
     bare = {"image": (PHOTO, "byte")}
-    source = write(tmp_path / "a.tfrecord", bare, example())
+    source = write_examples(tmp_path / "a.tfrecord", bare, example())
     listing = listed(source)
     assert listing.notes == (
         "Images from the feature 'image', no labels",
@@ -147,15 +139,15 @@ def test_records_with_and_without_labels_are_named_in_a_line_each(tmp_path: Path
     )
     assert listed(source, None, "label").table.labels.tolist() == [-1, 1]
     with pytest.raises(SourceError, match=r"in its first record, it has no feature 'label'"):
-        listed(write(tmp_path / "c.tfrecord", bare, bare), None, "label")
-    source = write(tmp_path / "b.tfrecord", example(), bare)
+        listed(write_examples(tmp_path / "c.tfrecord", bare, bare), None, "label")
+    source = write_examples(tmp_path / "b.tfrecord", example(), bare)
     assert listed(source, None, "label").table.labels.tolist() == [1, -1]
     assert [type(one) for one in fetched(source, None, "label")] == [Sample, Sample]
 
 
 def test_a_record_without_an_image_is_a_hole(tmp_path: Path) -> None:
     none = {"label": (1, "int")}
-    source = write(tmp_path / "a.tfrecord", example(), none, example(image=[]), example())
+    source = write_examples(tmp_path / "a.tfrecord", example(), none, example(image=[]), example())
     samples = fetched(source)
     assert [type(one) for one in samples] == [Sample, SampleError, SampleError, Sample]
     assert "no feature with an encoded image" in str(samples[1])
@@ -187,7 +179,7 @@ def test_every_example_is_read_as_it_was_written(
 
 
 def test_a_length_that_lies_is_refused(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "a.tfrecord", example(), example()))
+    path = Path(write_examples(tmp_path / "a.tfrecord", example(), example()))
     data = bytearray(path.read_bytes())
     length = 1 << 62
     data[:HEAD] = length.to_bytes(8, "little") + TFRecordWriter.masked_crc(
@@ -203,7 +195,7 @@ def test_a_length_that_lies_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_a_hole(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "a.tfrecord", *[example(name="scan")] * 3))
+    path = Path(write_examples(tmp_path / "a.tfrecord", *[example(name="scan")] * 3))
     data = bytearray(path.read_bytes())
     for number in (0, 2):
         data[number * len(data) // 3 + 500] ^= 1
@@ -214,7 +206,7 @@ def test_a_damaged_record_is_a_hole(tmp_path: Path) -> None:
 
 
 def test_a_compressed_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "a.tfrecord", example()))
+    path = Path(write_examples(tmp_path / "a.tfrecord", example()))
     path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(SourceError, match=r"is compressed: .*decompress it"):
         listed(str(path))
@@ -239,7 +231,7 @@ def test_files_as_tensorflow_calls_them_are_refused_with_the_flag_that_reads_the
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "in").mkdir()
-    write(tmp_path / "in" / name, example())
+    write_examples(tmp_path / "in" / name, example())
     (tmp_path / "in/label.labels.txt").write_text("cat")
     for source in (tmp_path / "in", tmp_path / "in" / name):
         with pytest.raises(ChoiceError, match="is called as TFRecord files are") as refused:

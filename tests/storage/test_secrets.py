@@ -19,7 +19,7 @@ from precache.storage.open import open_folder
 from precache_workers.sources.kinds import open_source
 from tests.support.building import cut, encoded, write_jpegs
 from tests.support.command_line import Run
-from tests.support.containers import arrow_of, csv_of, tar_of, zip_of
+from tests.support.containers import SOURCES
 from tests.support.servers import FileHandler, S3Server, answering, web_server
 
 SECRET = "Zq7secret/Key+qZ"
@@ -131,7 +131,9 @@ def test_a_signed_url_is_read_by_the_name_of_its_path_and_its_signature_is_kept_
 ) -> None:
     (files := tmp_path / "files").mkdir()
     members = [(f"cat/{number}.jpg", encoded(cut(number))) for number in range(4)]
-    containers = [Path(of(files, members)).name for of in (zip_of, tar_of, arrow_of, csv_of)]
+    containers = [
+        Path(SOURCES[kind](files, members)).name for kind in ("zip", "tar", "arrow", "csv")
+    ]
     stores, texts = tmp_path / "stores", list[str]()
     recipe = precache.Recipe.image(resize=16, crop=16)
     for name, number in itertools.product(containers, range(2)):

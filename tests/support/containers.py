@@ -7,7 +7,7 @@ import os
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -15,7 +15,10 @@ from typing import IO, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
 from precache.store.locations import Container, Locations
 from precache_workers.sources.base import Columns, Listing
 from precache_workers.sources.kinds import open_source
@@ -108,11 +111,9 @@ def write_parquet(photos: Path, to: Path) -> str:
 
 def write_csv(photos: Path, to: Path) -> str:
     """A table of the photographs, by their absolute paths."""
-    with (to / "list.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("path", "label"))
-        writer.writerows((path, path.parent.name) for path in photos_of(photos))
-    return str(to / "list.csv")
+    paths = photos_of(photos)
+    columns = {"path": [*map(str, paths)], "label": [path.parent.name for path in paths]}
+    return write_table(to / "list.csv", columns)
 
 
 def write_zip(photos: Path, to: Path) -> str:
@@ -170,6 +171,98 @@ def located(files: Sequence[tuple[str, bool]], units: Sequence[int]) -> Location
     )
 
 
+def in_bucket(folder: Path, url: str, options: dict[str, Any]) -> str:
+    """Put the files of a folder where a URL names them."""
+    bucket = open_folder(url, options)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            bucket.put(path.relative_to(folder).as_posix(), [path.read_bytes()])
+    return url
+
+
+def noted_ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read local files as remote ones are; returns the list that lengths of ranges are added to."""
+    read: list[int] = []
+    ranges = LocalFolder.read_ranges
+
+    def noted(self: LocalFolder, parts: Any) -> Any:
+        read.extend(length for _, _, length in parts)
+        return ranges(self, parts)
+
+    monkeypatch.setattr(LocalFolder, "open", lambda folder, name: None)
+    monkeypatch.setattr(LocalFolder, "read_ranges", noted)
+    return read
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def write_table(path: Path, columns: Any, **options: Any) -> str:
+    """Columns as Parquet, a stream of Arrow, TFRecord, lines of JSON, or CSV, as the name ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path, **options)
+        return str(path)
+    if path.suffix == ".arrow":
+        return write_arrow(path, pa.table(columns), **options)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if path.suffix == ".tfrecord":
+        return write_examples(path, *[{n: feature(v) for n, v in row.items()} for row in rows])
+    if path.suffix == ".jsonl":
+        lines = [json.dumps({name: plain(value) for name, value in row.items()}) for row in rows]
+        path.write_text("\n".join(lines))
+        return str(path)
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(columns)
+        writer.writerows([cell(plain(value)) for value in row.values()] for row in rows)
+    return str(path)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it, in which no number is missing."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    return None if value != value else value
+
+
+def cell(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def write_arrow(
+    path: Path, table: pa.Table, new: Any = pa.ipc.new_stream, rows: int = 9, **options: Any
+) -> str:
+    """A stream or a file of Arrow, in batches of so many rows."""
+    with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
+Feature = tuple[Any, str]
+"""Values, and what TensorFlow calls their type."""
+
+
+def feature(value: Any) -> Feature:
+    """A value as a feature of an example of TensorFlow."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    values = value if isinstance(value, list) else [value]
+    if values and isinstance(values[0], str):
+        return [text.encode() for text in values], "byte"
+    kind = type(values[0]) if values else int
+    return values, {bytes: "byte", int: "int", float: "float"}[kind]
+
+
+def write_examples(path: Path, *examples: Mapping[str, Feature]) -> str:
+    """A TFRecord file of examples of TensorFlow."""
+    from tfrecord import TFRecordWriter
+
+    writer = TFRecordWriter(str(path))
+    for example in examples:
+        writer.write(example)
+    writer.close()
+    return str(path)
+
+
 # --- containers of members ----------------------------------------------------------------------
 
 Members = Sequence[tuple[str, bytes]]
@@ -208,74 +301,25 @@ def zip_of(tmp_path: Path, members: Members) -> str:
     return str(path)
 
 
-def csv_of(tmp_path: Path, members: Members) -> str:
-    """A table of the files in a folder, labelled by their first folder."""
-    folder_of(tmp_path, members)
-    with (tmp_path / "list.csv").open("w", errors="surrogateescape", newline="") as file:
-        rows = [(f"in/{name}", name.partition("/")[0]) for name, _ in members]
-        csv.writer(file).writerows([("path", "label"), *rows])
-    return str(tmp_path / "list.csv")
+def table_of(suffix: str) -> Callable[[Path, Members], str]:
+    """The writer of a table with the images or their paths, and their first folders as labels."""
 
+    def write_members(tmp_path: Path, members: Members) -> str:
+        labels = [name.partition("/")[0] for name, _ in members]
+        if suffix in ("csv", "jsonl"):
+            folder_of(tmp_path, members)
+            paths = [f"in/{name}" for name, _ in members]
+            return write_table(tmp_path / f"a.{suffix}", {"path": paths, "label": labels})
+        names = [os.fsencode(name) for name, _ in members]
+        ids: Any = names
+        if suffix != "tfrecord":  # text, though not all may be UTF-8
+            binary = pa.array(names, pa.binary())
+            ids = pa.Array.from_buffers(pa.string(), len(names), binary.buffers())
+        columns = {"image": [data for _, data in members], "label": labels, "id": ids}
+        form = {"new": pa.ipc.new_file} if suffix == "arrow" else {}
+        return write_table(tmp_path / f"a.{suffix}", columns, **form)
 
-def jsonl_of(tmp_path: Path, members: Members) -> str:
-    """The same in lines of JSON."""
-    folder_of(tmp_path, members)
-    rows = [{"path": f"in/{name}", "label": name.partition("/")[0]} for name, _ in members]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(tmp_path / "list.jsonl")
-
-
-def table_of(members: Members) -> pa.Table:
-    """A table of images, with the first folders of their names for labels."""
-    ids = pa.array([os.fsencode(name) for name, _ in members], pa.binary())
-    buffers = ids.buffers()
-    return pa.table(
-        {
-            "image": pa.array([data for _, data in members], pa.binary()),
-            "label": [name.partition("/")[0] for name, _ in members],
-            "id": pa.Array.from_buffers(pa.string(), len(ids), buffers),
-        }
-    )
-
-
-def parquet_of(tmp_path: Path, members: Members) -> str:
-    """That table as a Parquet file."""
-    pq.write_table(table_of(members), tmp_path / "a.parquet")
-    return str(tmp_path / "a.parquet")
-
-
-def arrow_of(tmp_path: Path, members: Members) -> str:
-    """That table as an Arrow file."""
-    table = table_of(members)
-    with (
-        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    return str(tmp_path / "a.arrow")
-
-
-def examples_of(members: Members) -> list[dict[str, tuple[bytes, str]]]:
-    """Examples of TensorFlow, with the columns of that table."""
-    return [
-        {
-            "image": (data, "byte"),
-            "label": (name.partition("/")[0].encode(), "byte"),
-            "id": (os.fsencode(name), "byte"),
-        }
-        for name, data in members
-    ]
-
-
-def tfrecord_of(tmp_path: Path, members: Members) -> str:
-    """A TFRecord file of these."""
-    import tfrecord
-
-    writer = tfrecord.TFRecordWriter(str(tmp_path / "a.tfrecord"))
-    for example in examples_of(members):
-        writer.write(example)
-    writer.close()
-    return str(tmp_path / "a.tfrecord")
+    return write_members
 
 
 def lmdb_of(tmp_path: Path, members: Members) -> str:
@@ -297,11 +341,11 @@ SOURCES: dict[str, Writer] = {
     "folder": folder_of,
     "tar": tar_of,
     "zip": zip_of,
-    "csv": csv_of,
-    "jsonl": jsonl_of,
-    "parquet": parquet_of,
-    "arrow": arrow_of,
-    "tfrecord": tfrecord_of,
+    "csv": table_of("csv"),
+    "jsonl": table_of("jsonl"),
+    "parquet": table_of("parquet"),
+    "arrow": table_of("arrow"),
+    "tfrecord": table_of("tfrecord"),
     "lmdb": lmdb_of,
 }
 KEYED = ("parquet", "arrow", "tfrecord")
