@@ -315,21 +315,6 @@ def test_damage_is_said_in_the_same_words(
     assert len(said) == 1
 
 
-# --- whole epochs -------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("way", "past")
-def test_loaders_yield_what_is_stored(
-    stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
-) -> None:
-    for store in (*stores.values(), *tile_stores.values()):
-        expected = store.rows()
-        with precache.Loader(store.path, 7, seed=0) as loader:
-            for _ in range(2):  # the first checks CRC32C
-                for batch in loader:
-                    np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
-
-
 # --- installation -------------------------------------------------------------------------------
 
 
