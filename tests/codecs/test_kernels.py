@@ -17,14 +17,12 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numcodecs import zstd
 
 import precache
 from precache.codecs import kernels
 from precache.codecs.chunk import Decoder
-from precache.codecs.image import filter_image, undo_image
+from precache.codecs.image import filter_image
 from precache.codecs.kernels import OWN, UNCHECKED
 from precache.errors import DamageError
 from precache.runtime.operating_system import library_places
@@ -201,18 +199,6 @@ def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
 
 
 # --- the filter ---------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("way")
-@given(
-    shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 330)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> None:
-    rows = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-    found = filter_image(rows)
-    undo_image(found)
-    np.testing.assert_array_equal(found, rows)
 
 
 @needs_compiled

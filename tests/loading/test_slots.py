@@ -19,11 +19,9 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 import precache
 from precache import Reading
-from precache.codecs.image import filter_image, undo_image
 from precache.errors import DamageError
 from precache.loading import stream
 from precache.loading.slots import (
@@ -33,7 +31,6 @@ from precache.loading.slots import (
     SlotPool,
     map_tensors,
     slots_of_a_block,
-    undo_image_tensor,
 )
 from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
@@ -455,19 +452,3 @@ def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
             assert queued[-1] is oldest  # it is used again
             oldest.waited = False
     assert all(each.blocking and each.on is users for each in queued)
-
-
-# --- the filter on a device ---------------------------------------------------------------------
-
-
-@given(
-    hnp.array_shapes(min_dims=4, max_dims=5, max_side=6).flatmap(
-        lambda shape: hnp.arrays(np.uint8, shape)
-    )
-)
-def test_the_filter_undone_by_tensors_is_that_undone_by_arrays(rows: np.ndarray) -> None:
-    filtered = filter_image(rows)
-    tensor = undo_image_tensor(torch.from_numpy(filtered.copy()))
-    undo_image(filtered)
-    np.testing.assert_array_equal(tensor.numpy(), filtered)
-    np.testing.assert_array_equal(tensor.numpy(), rows)

@@ -141,7 +141,7 @@ def test_from_any_position_each_step_takes_the_next_rows_of_one_order_on_any_num
             steps: list[list[int]] = [[] for _ in starts]
         for start, taken, part in zip(starts, steps, parts, strict=True):
             assert len(part) == min(step, count - start) // world
-            taken += part.tolist()
+            taken.extend(part.tolist())
             again, marks = order.again(first + start), order.repeated(first + start)
             own += (part if marks is None else part[~marks]).tolist()
             drawn += (part if again is None else np.where(again < 0, again, part)).tolist()
