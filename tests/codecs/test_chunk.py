@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import zarr.registry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs import zstd
 
+from precache.codecs import kernels
 from precache.codecs.chunk import Decoder, codec_metadata, decoder, encoder, most_stored
 from precache.codecs.image import IMAGE_FILTER, filter_image, undo_image
 from precache.errors import DamageError, PrecacheError
+from precache.loading.slots import undo_image_tensor
 from precache.recipe.ops import DTYPES
 from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
+from tests.codecs.test_kernels import WAYS
 from tests.conftest import photo
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -214,42 +218,36 @@ def test_what_does_not_compress_takes_no_more_than_may_be_stored() -> None:
 # --- the image filter ---------------------------------------------------------------------------
 
 
-def _slow_filter(image: np.ndarray) -> np.ndarray:
+def _filtered(rows: np.ndarray) -> np.ndarray:
     """The filter in words: colours less green, then each line less the line above, modulo 256."""
-    out = np.zeros_like(image)
-
-    def plain(c: int, y: int, x: int) -> int:
-        green = int(image[1, y, x]) if len(image) == 3 and c != 1 else 0
-        return int(image[c, y, x]) - green
-
-    for c, y, x in np.ndindex(image.shape):
-        above = plain(c, y - 1, x) if y else 0
-        out[c, y, x] = (plain(c, y, x) - above) % 256
-    return out
+    plain = rows.astype(np.int64)
+    if rows.shape[-3] == 3:
+        plain[..., [0, 2], :, :] -= plain[..., 1:2, :, :]
+    lines: np.ndarray = np.diff(plain, axis=-2, prepend=0) % 256
+    return lines.astype(np.uint8)
 
 
-IMAGES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)).flatmap(
-    lambda shape: hnp.arrays(np.uint8, shape)
-)
+MANY = (300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)
+SHAPES = st.tuples(*[st.integers(*ends) for ends in ((0, 3), (1, 4), (1, 40), (1, 330))])
 
 
-@given(IMAGES)
-def test_the_filter_is_the_one_in_words_for_each_row_and_undone_together(image: np.ndarray) -> None:
-    rows = np.stack([image, image[::-1], 255 - image])
+@given(st.sampled_from(MANY) | SHAPES | SHAPES.map(lambda shape: shape[1:]), st.integers(0, 99))
+def test_the_filter_is_the_one_in_words_and_undone_in_every_way(
+    shape: tuple[int, ...], seed: int
+) -> None:
+    """On a device, too, by tensors."""
+    rows = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     filtered = filter_image(rows)
-    np.testing.assert_array_equal(filtered, np.stack([_slow_filter(row) for row in rows]))
-    np.testing.assert_array_equal(filter_image(image), filtered[0])
-    undo_image(filtered)
-    np.testing.assert_array_equal(filtered, rows)
-
-
-def test_the_filter_of_many_rows_is_undone_for_all_of_them() -> None:
-    shapes = (300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)
-    for shape in shapes:
-        rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        filtered = filter_image(rows)
-        undo_image(filtered)
-        np.testing.assert_array_equal(filtered, rows)
+    np.testing.assert_array_equal(filtered, _filtered(rows))
+    for way in WAYS.values():
+        undone = filtered.copy()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "compiled", lambda way=way: way)
+            undo_image(undone)
+        np.testing.assert_array_equal(undone, rows)
+    if rows.ndim > 3:
+        tensor = undo_image_tensor(torch.from_numpy(filtered))
+        np.testing.assert_array_equal(tensor.numpy(), rows)
 
 
 def test_the_filter_is_registered_with_zarr() -> None:
@@ -290,4 +288,4 @@ def test_what_earlier_releases_stored_is_read(name: str) -> None:
     np.testing.assert_array_equal(decoded, pixels.reshape(shape))
     if isinstance(codec, ImageCodec):  # a frame is the filter and plain zstd
         residue = np.frombuffer(zstd.decompress(stored), np.uint8).reshape(shape)
-        np.testing.assert_array_equal(residue, np.stack([*map(_slow_filter, decoded)]))
+        np.testing.assert_array_equal(residue, _filtered(decoded))

@@ -17,14 +17,12 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numcodecs import zstd
 
 import precache
 from precache.codecs import kernels
 from precache.codecs.chunk import Decoder
-from precache.codecs.image import filter_image, undo_image
+from precache.codecs.image import filter_image
 from precache.codecs.kernels import OWN, UNCHECKED
 from precache.errors import DamageError
 from precache.runtime.operating_system import library_places
@@ -203,18 +201,6 @@ def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
 # --- the filter ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("way")
-@given(
-    shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 330)),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> None:
-    rows = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-    found = filter_image(rows)
-    undo_image(found)
-    np.testing.assert_array_equal(found, rows)
-
-
 @needs_compiled
 def test_rows_of_another_shape_are_refused() -> None:
     functions, frame = kernels.compiled().functions, [memoryview(zstd.compress(bytes(48)))]
@@ -313,21 +299,6 @@ def test_damage_is_said_in_the_same_words(
             list(loader)
         said.add(str(caught.value))
     assert len(said) == 1
-
-
-# --- whole epochs -------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("way", "past")
-def test_loaders_yield_what_is_stored(
-    stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
-) -> None:
-    for store in (*stores.values(), *tile_stores.values()):
-        expected = store.rows()
-        with precache.Loader(store.path, 7, seed=0) as loader:
-            for _ in range(2):  # the first checks CRC32C
-                for batch in loader:
-                    np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
 
 
 # --- installation -------------------------------------------------------------------------------

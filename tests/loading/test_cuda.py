@@ -213,9 +213,6 @@ def test_the_host_never_waits_for_the_device_where_marks_of_repeated_rows_are_to
         assert [mark.cpu().tolist() for mark in marks] == expected
 
 
-# As above.
-
-
 def test_a_list_of_labels_keeps_no_images(store: BuiltStore) -> None:
     with precache.Loader(store.path, 4, device="cuda") as loader:
         arrays_of(loader)

@@ -26,7 +26,7 @@ from precache.errors import DamageError, StoreError, UsageError
 from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.support.building import flip
-from tests.support.loaders import assert_refused, valid_rows
+from tests.support.loaders import assert_refused, rows_as_stored, valid_rows
 
 
 @pytest.fixture
@@ -169,32 +169,28 @@ def test_fields_can_be_chosen_and_labels_are_read_when_they_are_used(
 # --- other processes ----------------------------------------------------------------------------
 
 
-def test_a_pickle_is_small_and_opens_the_same_version(
+def test_a_pickle_opens_the_same_version(
     photos: Path, make_store: Callable[..., BuiltStore]
 ) -> None:
     store = make_store(photos, precache.Recipe.image(codec="raw"))
     fields: Any = iter(["image"])
     dataset = precache.CachedDataset(store.path, fields=fields)
-    _ = (dataset[3], dataset.keys[0])
     data = pickle.dumps(dataset)
     precache.build(photos, store.path, precache.Recipe.image(codec="zstd"), address="serial")
     again = pickle.loads(data)
-    assert len(data) < 10_000
     assert again.version.id == dataset.version.id != store.open().id
-    np.testing.assert_array_equal(again[3]["image"], dataset[3]["image"])
+    assert _same(again[3], dataset[3])
 
 
 @pytest.mark.parametrize(("context", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
 def test_a_dataloader_reads_it_in_any_kind_of_worker(
     context: str | None, workers: int, image_tiles: BuiltStore
 ) -> None:
-    dataset, expected, rows = precache.CachedDataset(image_tiles.path), image_tiles.rows(), []
+    dataset = precache.CachedDataset(image_tiles.path)
     _ = dataset[0]  # what a parent has mapped must serve its children too
     options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": context}
-    for batch in DataLoader(dataset, batch_size=16, shuffle=True, **options):
-        rows += batch["row"].tolist()
-        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
-    assert sorted(rows) == valid_rows(image_tiles)
+    batches: DataLoader[Any] = DataLoader(dataset, batch_size=16, shuffle=True, **options)
+    assert sorted(rows_as_stored(batches, image_tiles)) == valid_rows(image_tiles)
 
 
 def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

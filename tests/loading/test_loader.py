@@ -3,7 +3,6 @@
 import functools
 import inspect
 import itertools
-import json
 import os
 import re
 import shutil
@@ -30,35 +29,16 @@ from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
 from tests.support.building import own_threads
 from tests.support.forging import settle
-from tests.support.loaders import assert_refused, epoch_of, opened, rows_of, valid_rows
+from tests.support.loaders import (
+    assert_any_history,
+    assert_refused,
+    epoch_of,
+    opened,
+    rows_of,
+    valid_rows,
+)
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
-
-# --- what an epoch holds ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shuffle", [True, False, "full", "block"])
-def test_every_valid_row_comes_once_with_its_own_pixels_and_label(
-    shuffle: bool | str, image_store: BuiltStore
-) -> None:
-    pixels, version = image_store.rows(), image_store.open()
-    seen: list[int] = []
-    with precache.Loader(image_store.path, batch_size=7, shuffle=shuffle) as loader:
-        for batch in loader:
-            rows = batch["row"].numpy()
-            seen += rows.tolist()
-            np.testing.assert_array_equal(batch["image"].numpy(), pixels[rows])
-            np.testing.assert_array_equal(batch["label"].numpy(), version.labels[rows])
-            assert {name: (t.dtype, t.device) for name, t in batch.items()} == {
-                "image": (torch.uint8, torch.device("cpu")),
-                "label": (torch.int64, loader.device),
-                "row": (torch.int64, loader.device),
-            }
-            assert list(batch) == ["image", "label", "row"]
-    assert sorted(seen) == valid_rows(image_store)
-    assert (seen == sorted(seen)) == (shuffle is False)
-    assert repr(loader) == f"<precache loader, 3 batches of 7, rank 0 of 1: {version!r}>"
 
 
 # --- orders -------------------------------------------------------------------------------------
@@ -139,7 +119,6 @@ ORDERS: list[dict[str, Any]] = [
 def test_any_history_of_a_loop_reads_what_its_position_says(
     data: st.DataObject, image_store: BuiltStore
 ) -> None:
-    """Epochs read in part or to their end, chosen, and gone on with by another loader."""
     how: dict[str, Any] = {
         "seed": data.draw(st.integers(0, 2)),
         **data.draw(st.sampled_from(ORDERS)),
@@ -152,37 +131,12 @@ def test_any_history_of_a_loop_reads_what_its_position_says(
         found = [rows[start : start + size] for start in range(0, len(rows), size)]
         return [batch for batch in found if len(batch) == size or not drop_last]
 
-    def opened() -> precache.Loader:
+    def make() -> precache.Loader:
         threads, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
         reading = Reading(num_threads=threads, prefetch_batches=ahead)
-        return precache.Loader(image_store.path, size, drop_last=drop_last, reading=reading, **how)
+        return opened(image_store, size, drop_last=drop_last, reading=reading, **how)
 
-    loader, begin, saved = opened(), (0, 0), (0, 0)
-    assert len(loader) == len(batches_of(0))
-    for step in data.draw(st.lists(st.sampled_from(["read", "choose", "resume"]), max_size=7)):
-        if step == "read":
-            epoch, first = begin
-            left = batches_of(epoch)[first:]
-            count = data.draw(st.integers(0, len(left)))
-            assert rows_of(itertools.islice(loader, count)) == left[:count]
-            if count:  # an iterator that is never used costs no epoch
-                saved = (epoch, first + count) if count < len(left) else (epoch + 1, 0)
-                begin = (epoch + 1, 0)
-        elif step == "choose":
-            epoch = data.draw(st.integers(0, 3))
-            if begin[0] != epoch or begin[1] == 0:  # what was resumed survives that it is named
-                begin = saved = (epoch, 0)
-            loader.set_epoch(epoch)
-        else:
-            state = json.loads(json.dumps(loader.state_dict()))
-            loader.close()
-            loader = opened()
-            loader.load_state_dict(state)
-            begin = saved
-        state = loader.state_dict()
-        assert (state["epoch"], state["batch"]) == saved
-        assert _ours() == []
-    loader.close()
+    assert_any_history(data, make, batches_of)
 
 
 BLOCKS = {"shuffle": precache.Block(2)}
@@ -241,15 +195,11 @@ def test_a_state_of_another_order_or_a_spoilt_one_is_refused_by_name(
 # --- nothing is left over -----------------------------------------------------------------------
 
 
-def _ours() -> list[str]:
-    return [thread.name for thread in own_threads()]
-
-
 @pytest.fixture
 def no_threads_left() -> Iterator[None]:
     before = threading.active_count()
     yield
-    assert _ours() == []
+    assert own_threads() == []
     assert threading.active_count() <= before  # those of a server may end meanwhile
 
 

@@ -10,55 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import precache
 from precache import Weighted
 from precache.errors import UsageError
-from precache.sampling.order import Order, Shuffle, ValidRows
 from precache.transforms import HorizontalFlip
 from tests.conftest import BuiltStore
 from tests.support.building import own_threads
 from tests.support.loaders import assert_refused, flat, opened, rows_of, valid_rows
 
 # --- resuming with another global batch ---------------------------------------------------------
-
-
-@given(
-    st.integers(1, 60),
-    st.sampled_from([(1, 5), (2, 3), (4, 1), (3, 7)]),
-    st.sampled_from([(1, 4), (2, 5), (3, 1)]),
-    st.sampled_from([None, Shuffle(), Shuffle("block", 7, 2)]),
-    st.data(),
-)
-def test_rows_received_do_not_come_again_and_all_others_do(
-    rows: int,
-    before: tuple[int, int],
-    after: tuple[int, int],
-    shuffle: Shuffle | None,
-    data: st.DataObject,
-) -> None:
-    """On any other number of ranks, with any other batch size."""
-
-    def orders(world: int, batch: int) -> list[Order]:
-        valid = ValidRows(rows, np.array([], np.int64))
-        return [Order(valid, batch, shuffle, rank=r, world_size=world) for r in range(world)]
-
-    old, new = orders(*before), orders(*after)
-    steps = data.draw(st.integers(0, old[0].batches() - 1))
-    place = steps * old[0].global_batch
-    seen = [row for one in old for part in list(one.epoch(3))[:steps] for row in part.tolist()]
-    rest = [list(one.epoch(3, place)) for one in new]
-    assert {len(parts) for parts in rest} == {new[0].batches(place)}
-    assert len({tuple(map(len, parts)) for parts in rest}) == 1
-    starts = range(place, new[0].stop(place), new[0].global_batch)
-    own = []
-    for one, parts in zip(new, rest, strict=True):
-        for start, part in zip(starts, parts, strict=True):
-            again = one.repeated(start)
-            own += part[~again].tolist() if again is not None else part.tolist()
-    assert sorted(seen + own) == list(range(rows))
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": "block"}])

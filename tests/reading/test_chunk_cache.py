@@ -3,14 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import precache
-from precache.reading import array_reader
 from precache.reading.array_reader import DecodedChunks
-from tests.conftest import BuiltStore
 
 CHUNKS, ROWS = 12, 4
 VALUES = np.arange(CHUNKS * ROWS * 3, dtype=np.int16).reshape(CHUNKS, ROWS, 3)
@@ -50,19 +46,6 @@ def test_what_fits_is_decoded_once_and_else_the_oldest_makes_room() -> None:
         assert _read(kept, np.array([chunk * ROWS]))[1] == 1
     assert [_read(kept, np.array([chunk * ROWS]))[1] for chunk in (1, 2, 3)] == [0, 0, 0]
     assert _read(kept, np.array([0]))[1] == 1
-
-
-@pytest.mark.parametrize(("codec", "room"), [("raw", 1), ("image", 1), ("zstd", 100_000)])
-def test_small_rows_are_right_where_they_do_not_fit(
-    codec: str, room: int, tile_stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(array_reader, "DECODED_NBYTES", room)
-    monkeypatch.setattr(DecodedChunks.__init__, "__defaults__", (room,))
-    store = tile_stores[codec]
-    expected = store.rows()
-    with precache.Loader(store.path, 8, device="cpu") as loader:
-        for batch in (batch for _ in range(2) for batch in loader):
-            np.testing.assert_array_equal(batch["image"], expected[batch["row"].numpy()])
 
 
 def test_threads_may_share_it() -> None:

@@ -20,26 +20,16 @@ from precache.reading.shard_files import RangedShardFiles
 from precache.runtime import threads
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
-from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
 from tests.reading.test_array_reader import read_rows
 from tests.reading.test_shard_prefetch import in_use
 from tests.support.building import flip, poll
+from tests.support.loaders import opened, rows_as_stored, valid_rows
 from tests.support.servers import Fault, FaultProxy, S3Server, reset, status, truncated
 
 
 def _reader(version: precache.Version) -> ArrayReader:
     return ArrayReader(version, "image", objects=RangedShardFiles(version, "image"))
-
-
-def require_rows(store: BuiltStore, *loader: Any, **options: Any) -> list[int]:
-    """Read an epoch of a loader, which must have the pixels of its rows; return these."""
-    expected, rows = store.rows(), list[int]()
-    with precache.Loader(*loader, device="cpu", **options) as opened:
-        for batch in opened:
-            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
-            rows += batch["row"].tolist()
-    return rows
 
 
 @dataclass(frozen=True)
@@ -51,11 +41,6 @@ class CountedFolder(LocalFolder):
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         self.asked[0].extend(ranges)
         return super().read_ranges(ranges)
-
-
-def test_a_loader_reads_by_pread_what_it_reads_from_a_map(store: BuiltStore) -> None:
-    rows = require_rows(store, store.path, 5, reading=Reading(access="pread", num_threads=2))
-    assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
 
 
 def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltStore]) -> None:
@@ -136,15 +121,6 @@ def test_a_version_that_is_removed_while_it_is_read_says_so(mapped: bool, own: B
 # --- from afar ----------------------------------------------------------------------------------
 
 
-def test_rows_from_a_bucket_without_a_cache(store: BuiltStore) -> None:
-    url = f"memory://ranges-{store.result.version}"
-    precache.pull(store.path, url)
-    assert len(require_rows(store, url, 5)) == store.open().valid.sum()
-    sample = precache.CachedDataset(url)[4]
-    np.testing.assert_array_equal(sample["image"].numpy(), store.rows()[int(sample["row"])])
-    assert isinstance(open_folder(url).read_ranges([("nowhere", 0, 5)])[0], StorageError)
-
-
 def test_an_epoch_by_range_through_a_bad_network_is_right(
     stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy
 ) -> None:
@@ -162,8 +138,8 @@ def test_an_epoch_by_range_through_a_bad_network_is_right(
 
     proxy.choose = choose
     while len(failed) < len(faults):
-        rows = require_rows(store, url, 4, storage_options=s3.options(proxy.port))
-        assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
+        with opened(url, 4, storage_options=s3.options(proxy.port)) as loader:
+            assert sorted(rows_as_stored(loader, store)) == valid_rows(store)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -181,17 +157,12 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     monkeypatch.setattr(threads, "GRACE", 0.05)
     store = stores["raw"]
     precache.pull(store.path, f"s3://bucket/hangs{cached}", storage_options=s3.options())
-    url, options = f"s3://bucket/hangs{cached}", s3.options(proxy.port)
-    cache = tmp_path / "cache" if cached else None
-    with precache.Loader(
-        url,
-        4,
-        device="cpu",
-        shuffle=False,
-        reading=Reading(num_threads=2),
-        storage_options=options,
-        cache=cache,
-    ) as loader:
+    how: dict[str, Any] = {
+        "storage_options": s3.options(proxy.port),
+        "cache": tmp_path / "cache" if cached else None,
+        "reading": Reading(num_threads=2),
+    }
+    with opened(f"s3://bucket/hangs{cached}", 4, False, **how) as loader:
         before = threading.active_count()
         asked, answer = threading.Event(), threading.Event()
 
@@ -208,9 +179,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
         assert left == f"a request to {loader.version.path} is left behind: it is not answered"
         assert not answer.is_set()
         answer.set()
-        expected = store.rows()
-        for batch in loader:
-            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+        rows_as_stored(loader, store)
         proxy.stop()
         poll(lambda: threading.active_count() <= before, "what was left behind ends")
     if cached:

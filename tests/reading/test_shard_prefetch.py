@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +42,8 @@ from precache.storage.open import open_folder
 from precache.store.tree import Leaf
 from tests.conftest import BuiltStore
 from tests.support.building import environment, flip, poll, put_photos, running
+from tests.support.loaders import flat, rows_as_stored, valid_rows
 from tests.support.servers import FaultProxy, S3Server, stalled, status, wrong_bytes
-
-Read = dict[int, np.ndarray]
 
 
 @dataclass
@@ -61,10 +60,9 @@ class Remote:
         options = self.s3.options(self.proxy.port)
         return _cached(self.url, options, self.folder if cache is None else cache, size, **more)
 
-    def read(self, loader: precache.Loader) -> Read:
+    def read(self, loader: precache.Loader) -> None:
         """Read an epoch, which must have every valid row, with its pixels."""
-        assert_whole(found := epoch(loader), self.store)
-        return found
+        assert_whole(loader, self.store)
 
 
 @pytest.fixture(scope="module")
@@ -109,22 +107,9 @@ def _cached(
     return precache.Loader(url, size, device="cpu", cache=folder, storage_options=options, **more)
 
 
-def epoch(loader: precache.Loader) -> Read:
-    """Row -> pixels of an epoch that yields every row once."""
-    found: Read = {}
-    for batch in loader:
-        for row, pixels in zip(batch["row"].tolist(), batch["image"].numpy(), strict=True):
-            assert row not in found
-            found[row] = pixels.copy()
-    return found
-
-
-def assert_whole(found: Read, store: BuiltStore) -> None:
-    """Every valid row is there, with its pixels."""
-    expected = store.rows()
-    assert sorted(found) == np.flatnonzero(store.open().valid).tolist()
-    for row, pixels in found.items():
-        np.testing.assert_array_equal(pixels, expected[row])
+def assert_whole(batches: Iterable[Any], store: BuiltStore) -> None:
+    """Every valid row is there once, with its pixels."""
+    assert sorted(rows_as_stored(batches, store)) == valid_rows(store)
 
 
 def shards_asked(proxy: FaultProxy) -> Counter[str]:
@@ -152,11 +137,8 @@ def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
         assert sum(proxy.seen.values()) == asked
         assert loader.stats().fetched.objects == 0
     with remote.open(size=32, shuffle="full") as loader:
-        rows: tuple[list[int], list[int]] = ([], [])  # of two iterators at once
-        for pair in zip(iter(loader), iter(loader), strict=True):
-            for seen, batch in zip(rows, pair, strict=True):
-                seen.extend(batch["row"].tolist())
-        assert sorted(rows[0]) == sorted(rows[1]) == np.flatnonzero(large.open().valid).tolist()
+        for batches in zip(*zip(loader, loader, strict=True), strict=True):  # at once
+            assert_whole(batches, large)
         assert loader.stats().fetched.objects == 0
 
 
@@ -224,7 +206,7 @@ def test_any_order_is_read_within_any_limit(
     cache = precache.Cache(tmp_path, limit)
     with _cached("memory://any-order", {}, cache, options.pop("batch_size"), **options) as loader:
         for number in range(2):
-            assert_whole(epoch(loader), large)
+            assert_whole(loader, large)
             first = max(len(np.unique(rows // 10)) for rows in loader.order.epoch(number))
             assert max(taken) <= cache_bytes(large, shards + first + mixed)
     assert in_use(tmp_path) == []
@@ -248,7 +230,7 @@ def test_a_loader_that_follows_a_build_goes_on_where_most_samples_are_bad(
     version = precache.open("memory://mostly-bad")
     version.followed = True
     with _cached(version, {}, tmp_path / "cache") as loader:  # type: ignore[arg-type]
-        assert len({row for batch in loader for row in batch["row"].tolist()}) == 80
+        assert len({*flat(loader)}) == 80
 
 
 def test_the_log_names_what_a_batch_waits_for(
@@ -282,7 +264,7 @@ def test_an_early_end_leaves_no_thread_and_holds_nothing(
             break
         poll(lambda: threading.active_count() <= threads, "the threads end")
         assert in_use(tmp_path) == [loader.version.id]
-        assert_whole(epoch(loader), large)
+        assert_whole(loader, large)
     assert in_use(tmp_path) == []
     assert threading.active_count() <= before + 1  # fsspec's own
 
@@ -332,7 +314,7 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
         return in_use(tmp_path) == [loader.version.id]
 
     poll(is_left, "no object is in use")
-    assert_whole(epoch(loader), large)
+    assert_whole(loader, large)
     loader.close()
 
 
@@ -412,9 +394,8 @@ def test_what_is_free_on_a_disk_does_not_change_the_order(
         usage = shutil.disk_usage(tmp_path)._replace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
         with remote.open(tmp_path / str(rank), rank=rank, world_size=2) as loader:
-            for batch in loader:
-                rows += batch["row"].tolist()
-    assert set(rows) == set(np.flatnonzero(remote.store.open().valid).tolist())
+            rows += flat(loader)
+    assert sorted({*rows}) == valid_rows(remote.store)
 
 
 def test_a_cache_of_a_local_store_changes_nothing(image_store: BuiltStore, tmp_path: Path) -> None:
@@ -432,12 +413,8 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
     loader = torch.utils.data.DataLoader(
         some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate
     )
-    expected = large.rows()
-    rows = []
-    for batch in loader:
-        rows += batch["row"].tolist()
-        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
-    assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
+    valid = valid_rows(large)
+    assert rows_as_stored(loader, large) == [valid[n] for n in (3, 140, 77, 5, 6, 7)]
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -475,7 +452,7 @@ def test_wrong_bytes_never_get_into_the_cache(
     proxy.faults["GET", shard] = [wrong_bytes] * 99
     all_wrong = tmp_path / "all"
     with remote.open(all_wrong) as loader, pytest.raises(DamageError, match=f"{shard} {said}"):
-        epoch(loader)
+        flat(loader)
     assert not list((all_wrong / "objects").glob("*-image-3-*"))
     proxy.faults.clear()
     with remote.open(all_wrong) as loader:
@@ -522,7 +499,7 @@ def test_a_copy_that_went_bad_is_fetched_again_once(
 ) -> None:
     spoil, is_logged = SPOILT[case]
     with remote.open() as loader:
-        epoch(loader)
+        flat(loader)
         whole = _copy(tmp_path, 5).read_bytes()
         if not is_logged:  # by the loader that has it mapped
             spoil(_copy(tmp_path, 6))
@@ -550,7 +527,7 @@ def test_copies_that_changed_places_are_fetched_again(
         return _cached("s3://bucket/swapped", s3.options(), tmp_path, 1, shuffle=False)
 
     with open_loader() as running_on:
-        assert_whole(epoch(running_on), store)
+        assert_whole(running_on, store)
         running_on.stats()
         batches = iter(running_on)
         first = next(batches)
@@ -560,11 +537,10 @@ def test_copies_that_changed_places_are_fetched_again(
         other.rename(one)
         aside.rename(other)
         with open_loader() as loader:
-            assert_whole(epoch(loader), store)
+            assert_whole(loader, store)
             fetched = loader.stats().fetched.objects
-        found = {int(b["row"]): b["image"].numpy().copy()[0] for b in (first, *batches)}
-        assert_whole(found, store)
-        assert_whole(epoch(running_on), store)
+        assert_whole([first, *batches], store)
+        assert_whole(running_on, store)
         assert fetched + running_on.stats().fetched.objects == 2
 
 
@@ -609,7 +585,7 @@ def test_damage_of_the_stores_own_object_is_named(
             DamageError, match=rf"^shard memory:/.*{shard} is damaged at row 3\d"
         ) as caught,
     ):
-        epoch(loader)
+        flat(loader)
     assert "cache" not in str(caught.value).replace("precache", "")
     assert len(list((tmp_path / "objects").glob("*-image-3-*"))) == 1
 
@@ -647,7 +623,7 @@ def test_a_full_disk_ends_the_epoch_and_not_the_cache(
             patch.setattr(os, "pwrite", full)
             said = rf"cannot write to the cache {tmp_path}: No space"
             with pytest.raises(StorageError, match=said):
-                epoch(loader)
+                flat(loader)
         assert list((tmp_path / "parts").iterdir()) == []
         remote.read(loader)
         assert loader.stats().fetched.objects >= 16
@@ -686,8 +662,10 @@ def training(
 
 def require_epochs(outputs: list[tuple[str, str]], store: BuiltStore) -> None:
     """Each training must have read every row in each of its epochs."""
-    rows, valid = store.rows(), np.flatnonzero(store.open().valid)
-    digests = {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
+    rows = store.rows()
+    digests = {
+        str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid_rows(store)
+    }
     for lines, _ in outputs:
         epochs = [json.loads(line) for line in lines.splitlines() if line != "going"]
         assert epochs == [digests] * 3
@@ -723,7 +701,7 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
     shared = precache.Cache(cache, limit)
     with _cached(url, s3.options(), shared, shuffle=precache.Block(2)) as loader:
-        assert_whole(epoch(loader), large)
+        assert_whole(loader, large)
 
 
 @pytest.mark.heavy

@@ -4,7 +4,6 @@
 """
 
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,40 +99,56 @@ def test_holes_do_not_shift_a_block_shuffle_out_of_its_shards(
 
 # --- batches of an epoch ------------------------------------------------------------------------
 
-SHUFFLES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 3, 100)])
-ORDERS = st.builds(
-    lambda rows, holes, batch, shuffle, seed, drop: Order(
-        ValidRows(rows, np.array(sorted(h for h in holes if h < rows - 1), np.int64)),
-        batch,
-        shuffle,
-        seed,
-        drop,
-    ),
-    st.integers(1, 120),
-    st.sets(st.integers(0, 119), max_size=20),
-    st.integers(1, 40),
-    SHUFFLES,
-    st.integers(0, 5),
+SHUFFLES = [
+    None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 3, 100), Shuffle("block", 5, 2, 2),
+]  # fmt: skip
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=120).filter(any),
+    st.tuples(st.integers(1, 40), st.integers(1, 8)).filter(lambda sizes: sizes[0] * sizes[1] < 50),
+    st.sampled_from(SHUFFLES),
     st.booleans(),
+    st.integers(0, 5),
+    st.data(),
 )
-
-
-@given(ORDERS, st.integers(0, 3))
-def test_batches_hold_every_valid_row_once(order: Order, epoch: int) -> None:
-    batches = list(order.epoch(epoch))
-    rows = np.concatenate(batches) if batches else np.array([], np.int64)
-    everything = order.valid(np.arange(len(order.valid)))
-    kept = len(everything) - len(everything) % order.batch_size * order.drop_last
-    assert len(batches) == order.batches()
-    assert all(len(batch) == order.batch_size for batch in batches[:-1])
-    assert len(rows) == kept == len(set(rows.tolist()))
-    assert set(rows.tolist()) <= set(everything.tolist())
-    if order.shuffle is None:
-        np.testing.assert_array_equal(rows, everything[:kept])
-
-
-def _lists(order: Order, epoch: int, start: int = 0) -> list[list[int]]:
-    return [rows.tolist() for rows in order.epoch(epoch, start * order.global_batch)]
+def test_from_any_position_each_step_takes_the_next_rows_of_one_order_on_any_number_of_ranks(
+    mask: list[bool],
+    sizes: tuple[int, int],
+    shuffle: Shuffle | None,
+    drop_last: bool,
+    epoch: int,
+    data: st.DataObject,
+) -> None:
+    """That of all valid rows. Rows that fill up its end are marked, and drawn with numbers."""
+    valid, (batch, world) = np.array(mask), sizes
+    rows = ValidRows(len(valid), np.flatnonzero(~valid))
+    alone = np.concatenate(list(Order(rows, 2, shuffle, 5).epoch(epoch)))
+    assert sorted(alone.tolist()) == np.flatnonzero(valid).tolist()
+    assert shuffle is not None or (np.diff(alone) > 0).all()
+    batch *= shuffle.nodes if shuffle else 1
+    step, first = batch * world, data.draw(st.integers(0, len(alone) - 1), "first position")
+    left = len(alone) - first
+    count = left // step * step if drop_last else -(-left // world) * world
+    wanted = alone[(first + np.arange(count)) % len(alone)]
+    starts = range(0, count, step)
+    own, drawn = list[int](), list[int]()
+    for rank in range(world):
+        order = Order(rows, batch, shuffle, 5, drop_last, rank=rank, world_size=world)
+        parts = list(order.epoch(epoch, first))
+        assert len(parts) == order.batches(first) == len(starts)
+        if rank == 0:
+            steps: list[list[int]] = [[] for _ in starts]
+        for start, taken, part in zip(starts, steps, parts, strict=True):
+            assert len(part) == min(step, count - start) // world
+            taken.extend(part.tolist())
+            again, marks = order.again(first + start), order.repeated(first + start)
+            own += (part if marks is None else part[~marks]).tolist()
+            drawn += (part if again is None else np.where(again < 0, again, part)).tolist()
+    for start, taken in zip(starts, steps, strict=True):
+        assert sorted(taken) == sorted(wanted[start : start + step].tolist())
+    assert sorted(own) == sorted(alone[first : first + count].tolist())
+    assert len(set(drawn)) == len(drawn) == count
 
 
 @pytest.mark.parametrize(
@@ -147,32 +162,6 @@ def test_windows_of_the_computation_leave_no_trace(batch_size: int) -> None:
 
 
 # --- ranks --------------------------------------------------------------------------------------
-
-NODES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 5, 2, nodes=2)])
-
-
-def _order(rows: int, batch: int, world: int, rank: int, **how: Any) -> Order:
-    holes = np.arange(3, rows - 1, 7)
-    return Order(ValidRows(rows, holes), batch, rank=rank, world_size=world, **how)
-
-
-@FEW
-@given(st.integers(100, 400), st.sampled_from([1, 2, 4, 8]), NODES, st.booleans())
-def test_every_step_takes_the_same_rows_on_any_number_of_ranks(
-    rows: int, world: int, shuffle: Shuffle | None, drop_last: bool
-) -> None:
-    how: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "seed": 5}
-    alone = _lists(_order(rows, 16, 1, 0, **how), 3)
-    ranks = [_lists(_order(rows, 16 // world, world, rank, **how), 3) for rank in range(world)]
-    assert len({len(rank) for rank in ranks}) == 1
-    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
-    steps = [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
-    whole = len(alone) - (not drop_last)
-    assert steps[:whole] == [sorted(batch) for batch in alone[:whole]]
-    if not drop_last:  # the rest is filled up from the epoch's beginning
-        more = len(steps[-1]) - len(alone[-1])
-        assert 0 <= more < world
-        assert steps[-1] == sorted(alone[-1] + alone[0][:more])
 
 
 @pytest.mark.parametrize("holes", [0, 40])
@@ -223,18 +212,3 @@ def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
         tracemalloc.stop()
     blocks = rows // shuffle.block if shuffle.kind == "block" else 0
     assert peak < 32_000_000 + 64 * holes + 128 * blocks
-
-
-@pytest.mark.parametrize(
-    "shuffle", [None, Shuffle(), Shuffle("block", 2, 1), Shuffle("block", 2, 1, 2)]
-)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_ranks_that_outnumber_the_rows_repeat_the_epoch_as_often_as_needed(
-    shuffle: Shuffle | None, rows: int
-) -> None:
-    valid = ValidRows(rows, np.array([], np.int64))
-    alone = np.concatenate(list(Order(valid, 8, shuffle).epoch(1)))
-    ranks = [Order(valid, 2, shuffle, rank=rank, world_size=8).epoch(1) for rank in range(8)]
-    read = [row for batches in ranks for row in np.concatenate(list(batches)).tolist()]
-    assert set(read) == set(range(rows))
-    assert sorted(read) == sorted(np.resize(alone, len(read)).tolist())
