@@ -47,7 +47,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from precache.errors import StorageError, UsageError
 from precache.runtime.integers import whole
 from precache.storage.file_lock import LockedFile, open_private, remove_if_free
-from precache.storage.local import Translated
+from precache.storage.local import Translated, local_path
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class DiskCache:
                 f"the limit of a cache is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None
         # Links in the path to the folder are the user's own; below it, none is followed.
-        self.folder = Path(os.path.realpath(Path(folder).expanduser()))
+        self.folder = Path(os.path.realpath(local_path(folder)))
         self._warned = False
         with self.translated("make"):
             if not self.folder.parent.exists():

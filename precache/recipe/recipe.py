@@ -560,7 +560,7 @@ class Recipe(Declared):
     def from_toml(cls, path: str | Path) -> Recipe:
         """Read a recipe from a TOML file: `seed`, and a table ``[fields.NAME]`` for each field."""
         try:
-            data = tomllib.loads(Path(path).read_text("utf-8"))
+            data = tomllib.loads(Path(path).read_text("utf-8-sig"))
         except OSError as error:
             raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,8 +64,9 @@ _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
     LINK_AGAIN: "links to files that are read by another name",
-    NO_FILE: "FIFOs, sockets, devices, files of the kernel, or links in an archive (pack what they "
-    "lead to: tar --dereference --hard-dereference)",
+    NO_FILE: "FIFOs, sockets, devices, files of the kernel, sparse files or links in an archive "
+    "(pack what they lead to, and no holes: tar --dereference --hard-dereference, without "
+    "--sparse)",
     NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
     "(rename them)",
     SERVICE_FOLDER: "images in hidden folders, or folders of a system or program (to read them, "
@@ -347,7 +349,7 @@ class Folder(ABC):
     def is_link(self, name: str) -> bool:
         """Return True if a name is a symbolic link on a local disk; False in a bucket."""
         path = self.local(name)
-        return path is not None and path.is_symlink()
+        return path is not None and os.path.islink(path)  # noqa: PTH114 - a Path raises for long names
 
     def remove_if_empty(self, name: str) -> None:
         """Remove a folder if it is empty; a bucket has no folders."""

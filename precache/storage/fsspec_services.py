@@ -133,6 +133,8 @@ class Google(Fsspec):
     """Google Cloud Storage by its JSON API."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
+        if (logger := logging.getLogger("gcsfs")).level == logging.NOTSET:
+            logger.setLevel(logging.CRITICAL)  # it logs what it raises as well
         # gcsfs has no time-out, and its own retries ignore Retry-After.
         limits = {"requests_timeout": retries.client_timeout()}
         session = _session_options(options.get("session_kwargs", {}), _trace("", wait=True))

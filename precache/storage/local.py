@@ -62,6 +62,11 @@ _HINTS = {
 }
 
 
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a local path; ``~`` is expanded as in a shell, where ``~x`` of no user is a name."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - a Path raises for ``~x``
+
+
 @dataclass(frozen=True)
 class Translated:
     """Context that raises a `StorageError` from an `OSError`.
@@ -362,7 +367,7 @@ class LocalFolder(Folder):
 
     def free_bytes(self) -> int:
         path = self.root.absolute()
-        while not path.exists():
+        while not os.path.exists(path):  # noqa: PTH110 - a Path raises for a name too long
             path = path.parent
         return shutil.disk_usage(path).free
 

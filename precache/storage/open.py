@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
 from precache.messages import shown, url_parts
 from precache.storage.base import Folder
-from precache.storage.local import ANYWHERE, LocalFolder
+from precache.storage.local import ANYWHERE, LocalFolder, local_path
 
 StorageOptions = Mapping[str, Any] | None
 
@@ -51,13 +50,16 @@ def open_folder(
     protocol, mark, path = address_of("the address", uri).partition("://")
     if not mark or protocol in ("file", "local"):
         path = path if mark else protocol
-        return LocalFolder(Path(path).expanduser().absolute(), ANYWHERE if follow_links else None)
+        return LocalFolder(local_path(path).absolute(), ANYWHERE if follow_links else None)
     # A local folder needs none of the libraries that these import.
     from precache.storage.backends import EXTRAS, WEB
     from precache.storage.remote import RemoteFolder
 
-    if protocol in EXTRAS and not path.strip("/"):
-        raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
+    if protocol in {*EXTRAS, *WEB} and not path.partition("/")[0]:
+        place = "SERVER" if protocol in WEB else "BUCKET"
+        raise UsageError(
+            f"{protocol}:// names no {place.lower()}; give {protocol}://{place}/FOLDER"
+        )
     if protocol in EXTRAS and ":" in url_parts(uri)[0]:
         raise UsageError(
             f"{shown(uri)} was given with credentials, which have no place in {protocol}:// URLs; "

@@ -286,6 +286,9 @@ def test_masks_among_photos_are_asked_for_by_what_takes_both(
     values = colours_of(np.asarray(make(3).convert("RGB")))
     [row] = [row for key, row in pixels(tmp_path / "0.store").items() if key == "drawn/03.png"]
     assert colours_of(row.transpose(1, 2, 0)) <= values
+    status, text = run("build", photos, tmp_path / "no", "--crop", "16")
+    assert bool(status) == (make(1).mode == "P")
+    paste(run, text, *[tmp_path / "2.store"] * bool(status))
 
 
 PICTURES: dict[str, tuple[Make, str]] = {

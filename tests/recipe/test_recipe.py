@@ -363,7 +363,12 @@ def test_names_of_what_can_be_imported_are_accepted(
     assert Function(function=f"{module}:f") == Field(ops=(Decode(), imported.f)).ops[1]
 
 
-def test_a_toml_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+def test_a_toml_file_may_have_a_byte_order_mark_and_one_that_cannot_be_read_is_named(
+    tmp_path: Path,
+) -> None:
+    marked = tmp_path / "marked.toml"
+    marked.write_bytes(b"\xef\xbb\xbf[fields.image]\nops = [{op = 'decode'}]\n")
+    assert Recipe.from_toml(marked) == Recipe.image()
     with pytest.raises(RecipeError, match=r"nowhere\.toml: No such file"):
         Recipe.from_toml(tmp_path / "nowhere.toml")
     with pytest.raises(RecipeError, match="Is a directory"):

@@ -615,6 +615,7 @@ def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         ("max_sample_bytes", 0, "is 0; give a whole number from 1 up"),
         ("sample_timeout", 0, "is 0; give a number above 0"),
         ("sample_timeout", float("inf"), "is inf; give a finite number"),
+        ("sample_timeout", 1e300, "is 1e[+]300; the most is"),
         ("sample_timeout", 60, ".*give more than 120 seconds, for which requests to a"),
     ):
         options: dict[str, Any] = {name: value}

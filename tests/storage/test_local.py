@@ -49,6 +49,17 @@ def test_paths_and_file_uris_are_the_same_folder(
         assert open_folder(uri) == LocalFolder(Path("/data/x"))
     assert open_folder("data/a b@c") == LocalFolder(Path("data/a b@c").absolute())
     assert open_folder("~/x") == LocalFolder(tmp_path / "x")
+    assert open_folder("~nobody-of-here/x") == LocalFolder(Path("~nobody-of-here/x").absolute())
+
+
+def test_a_path_too_long_is_not_there_and_is_refused_in_words(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / ("x" * 5000))
+    assert not folder.exists()
+    assert not folder.is_link("a")
+    assert folder.free_bytes() > 0
+    for action in lambda: folder.put("a", [b"x"]), lambda: list(folder.walk()):
+        with pytest.raises(StorageError, match="File name too long"):
+            action()
 
 
 def test_a_file_is_no_folder(folder: LocalFolder) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from precache.errors import UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
+from precache.storage.local import local_path
 from precache.units import size
 from precache_workers.jobs.storage_options import split_options
 from precache_workers.planning.options import BuildOptions
@@ -123,7 +124,7 @@ def _as_there(name: str) -> str:
         The URL holds credentials, which Ray would list.
     """
     if "://" not in name:
-        return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
+        return name if name.startswith("python:") else str(local_path(name).absolute())
     if shown(name) != name:
         raise UsageError(
             f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "

@@ -75,7 +75,7 @@ class RunOptions(SourceOptions, Placement):
     max_failures: NotNegative | None = None
     accept_missing: bool = False
     max_sample_bytes: PositiveBytes = ByteSize(MOST_SAMPLE_BYTES)
-    sample_timeout: float = Field(default=SAMPLE_SECONDS, gt=0)
+    sample_timeout: float = Field(default=SAMPLE_SECONDS, gt=0, le=1e9)  # of clocks
     check_space: bool = True
     verify: bool | None = None
     report: Annotated[tuple[PathText, ...], BeforeValidator(_plain_paths)] = ()

@@ -241,6 +241,10 @@ class Pixels(FieldQuestion):
 
 
 def _either(text: str, mask: Stated, picture: Stated) -> Verdict:
+    if mask == picture:
+        return Verdict(
+            f"{text}. State that their pixels are as they should be: {mask}", True, (mask,)
+        )
     text += f". State which they are. Masks: {mask}. Pictures: {picture}"
     return Verdict(text, True, (mask, picture))
 

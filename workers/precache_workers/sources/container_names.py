@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import bracex
 
@@ -19,6 +18,7 @@ from precache.messages import shown, url_parts
 from precache.runtime.threads import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_AGAIN, LINK_OUT, FileInfo, Folder, left_out_text
+from precache.storage.local import local_path
 from precache_workers.sources.base import SourceSpec, container_suffix
 
 MOST_NAMES = 100_000
@@ -74,7 +74,7 @@ class Containers:
         uri = spec.uri
         plain, user, query = uri, "", ""
         if "://" not in uri:
-            plain = str(Path(uri).expanduser().absolute())
+            plain = str(local_path(uri).absolute())
         elif uri.partition("://")[0] in WEB:
             plain, (user, _, query) = shown(uri), url_parts(uri)
         root = _resolved(plain)[0].replace("://", f"://{user}", 1) + query
@@ -289,7 +289,7 @@ def expand_braces(text: str) -> list[str]:
     if "{" not in text and "}" not in text:
         return [text]
     outer = text
-    while outer and not os.path.lexists(Path(outer).expanduser()):
+    while outer and not os.path.lexists(local_path(outer)):
         outer = outer.rpartition("/")[0]
     try:
         inner = text[len(outer) :]

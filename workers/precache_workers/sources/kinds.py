@@ -15,6 +15,7 @@ from typing import Any
 
 from precache.errors import SourceError, UsageError
 from precache.messages import shown
+from precache.storage.local import local_path
 from precache.storage.open import StorageOptions, open_folder
 from precache_workers.sources import manifests
 from precache_workers.sources.arrow_tables import ArrowFormat, is_saved_dataset, saved_files
@@ -111,7 +112,7 @@ def _open_arrays(spec: SourceSpec) -> Source:
 def _open_lmdb(spec: SourceSpec) -> Source:
     # A database is a file, or a folder that contains data.mdb.
     inside = Path(spec.uri, "data.mdb")
-    uri = str(inside) if inside.expanduser().is_file() else spec.uri
+    uri = str(inside) if local_path(inside).is_file() else spec.uri
     return open_containers(replace(spec, uri=uri), LMDBFormat())
 
 
@@ -197,8 +198,8 @@ def _kind_of(spec: SourceSpec) -> SourceKind:
         raise UsageError(
             f"there is no source kind {name!r}; choose one of {', '.join([*KINDS, *plug_ins])}"
         )
-    if "://" not in source and os.path.isdir(Path(source).expanduser()):  # noqa: PTH112 - no error
-        folder = Path(source).expanduser()
+    if "://" not in source and os.path.isdir(local_path(source)):  # noqa: PTH112 - no error
+        folder = local_path(source)
         if (folder / "data.mdb").is_file():
             return KINDS["lmdb"]
         return KINDS["arrow" if is_saved_dataset(folder) else "folder"]  # despite any suffix

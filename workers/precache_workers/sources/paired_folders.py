@@ -15,7 +15,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ import pyarrow as pa
 from precache.errors import SourceError, UsageError
 from precache.messages import printable, shown
 from precache.storage.base import SAME_KEY, Folder
+from precache.storage.local import local_path
 from precache.store.columns import Texts, arrow_of, joined_texts
 from precache.store.locations import Locations
 from precache.store.row_table import RowTable, place_digest
@@ -290,7 +290,7 @@ def _names_of(split: Sequence[tuple[str, str]]) -> list[str]:
 
 def _folder_and_pattern(place: str) -> tuple[str, str]:
     """Split a place at the first part that has a star or question mark, unless it is there."""
-    if "://" not in place and os.path.lexists(Path(place).expanduser()):
+    if "://" not in place and os.path.lexists(local_path(place)):
         return place, ALL
     folder, pattern = split_pattern(place)
     return folder or ("/" if place.startswith("/") else "."), pattern

@@ -171,7 +171,7 @@ class _Tracer:
         self._own = self._module(self._label[0]) or Module("", None, is_package=False)
         for module in (self._module(label[0]), self._own):
             if module is not None and module.error:
-                raise RecipeError(f"{module.error}; declare a version")
+                raise RecipeError(f"{module.error}; correct it, or declare a version")
         self._uses_itself = self._uses_own(self._own)
 
     def trace(self) -> Code:
