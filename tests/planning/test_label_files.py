@@ -134,6 +134,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "labels before keys": ("label,filename / cat,0.png / dog,1.png / cat,2.png", "cat, dog, cat"),
     "labels before keys, without names": ("cat,0.png / dog,1.png / cat,2.png", "cat, dog, cat"),
     "columns separated by spaces": ("0.png 7 / 1.png  8 / 2.png\t7", "7, 8, 7"),
+    "two columns beside stems, without names": (
+        "0 dog tabby / 1 cat eel / 2 cat eel", "dog, cat, cat | tabby, eel, eel", "",
+    ),
     "paths of samples": (
         "path,label / ./in/0.png,cat / ./in/1.png,dog / ./in/2.png,eel", "cat, dog, eel",
     ),

@@ -170,7 +170,7 @@ def _names_columns(table: Batch, header: Sequence[str], columns: Columns, keys: 
     """Return whether the first line names the columns: it has a chosen name, or texts that no
     sample and no other line has. pandas names all columns but the first, by numbers, too."""
     of_sample = keys.fit([cell for cell in header if not cell.isdecimal()]) is not None
-    wanted = [*columns.labels(header), *(cell for cell in header if cell == columns.key)]
+    wanted = {*filter(None, (*columns.labels(header), columns.key))} & {*header}
     if wanted and not (of_sample and all(map(str.isdecimal, wanted))):
         return True
     again = any(name.strip() in map(str.strip, cells) for name, *cells in table.columns.values())
