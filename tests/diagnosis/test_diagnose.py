@@ -25,15 +25,20 @@ from tests.conftest import BuiltStore
 from tests.metering.test_meter import Clock
 from tests.support import loops as support_loops
 from tests.support.building import own_threads, poll
-from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
+from tests.support.loops import (
+    KINDS,
+    Samples,
+    best_remedy,
+    burn,
+    draw_loop,
+    nothing,
+    rate,
+    remedied,
+)
 
 TRIES = 3
 # Workers that sleep may be more than cores, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def nothing(_: Any) -> None:
-    """A step, or the work of a sample."""
 
 
 @pytest.fixture(autouse=True)

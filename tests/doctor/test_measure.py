@@ -105,8 +105,6 @@ def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
     assert rest.gain.build.fetched > 0, "of a new store"
     with pytest.raises(UsageError, match="give a rate"):
         precache.plan(source, store, RECIPE).html(page)
-    with pytest.raises(UsageError, match="without a store is all measured"):
-        precache.plan(source, None, RECIPE, timing=False)
 
 
 class Squares:

@@ -38,6 +38,10 @@ class Samples(Dataset[torch.Tensor]):
         return torch.zeros(3, 32, 32)
 
 
+def nothing(_: Any) -> None:
+    """A step, or the work of a sample."""
+
+
 def burn(seconds: float) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
