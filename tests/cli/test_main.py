@@ -305,9 +305,6 @@ def test_failures_have_a_status_and_a_way_out(run: Run, source: Path, tmp_path: 
     ran = run(*line)
     assert (ran.status, ran.out) == (1, "")
     assert "gone.jpg" in ran.err
-    ran = run("info", tmp_path / "out", "--json")
-    assert (ran.status, ran.out) == (2, "")
-    assert "is not a store: it has no commits" in ran.err
     assert run(*line, "--accept-missing").json["failed"] == 1
     (source / "cat/gone.jpg").unlink()
     write(source / "cat/broken.jpg", b"none")
@@ -338,7 +335,6 @@ def test_a_result_is_printed_as_in_python(
     first, path, here = store.result.version, str(store.path), tmp_path / "here"
     recipe = precache.Recipe.image(codec="zstd")
     built = precache.build(photos, path, recipe, address="serial", shard_samples=8)
-    assert str(built).startswith(f"version          {built.version}\n")
     plan = precache.plan(photos, path, recipe, timing=False, address="serial")
     precache.pull(path, here)
     results: dict[str, tuple[list[object], Any]] = {
@@ -360,7 +356,6 @@ def test_a_result_is_printed_as_in_python(
         assert run(name, *words, "--json").json.keys() == to_json(result).keys()
     assert run("info", path, "--json").json == to_json(results["info"][1])
     assert f"version {built.version[:8]} is at {here}" in str(results["pull"][1])
-    assert results["push"][1].skipped == built.shards
     versions, whole = results["ls"][1], results["verify"][1]
     assert "\x1b" not in str(type(versions)("\x1b[2J", (), (), 0))
     assert ("is whole: 3 shards, 23 rows" in str(whole), to_json(whole)["way_out"]) == (True, "")

@@ -1,9 +1,7 @@
 """What pages have in common: policy, colours, the player, charts, pictures; in a browser, too."""
 
-import importlib
 import io
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from precache.diagnosis.diagnose import Diagnosis
-from precache.errors import StorageError, UsageError
 from precache.html import pages
 from precache.html.charts import Bars, Dots, Panel
 from precache.html.pages import _environment
@@ -38,18 +35,6 @@ PAGES: dict[str, Any] = {
     "doctor": FOUND,
     "hostile": NOTHING,
 }
-
-
-def test_a_missing_library_is_named_and_a_page_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for page in (PAGES["diagnosis"], FOUND):
-        with pytest.raises(StorageError, match=r"cannot write the page .*no/a\.html: No such file"):
-            page.html(tmp_path / "no/a.html")
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "precache.html.pages")
-    with pytest.raises(UsageError, match=r"a page needs jinja2: pip install 'precache\[report\]'"):
-        importlib.import_module("precache.html.pages")
 
 
 def test_no_template_has_styles_or_scripts_that_the_policy_would_block() -> None:

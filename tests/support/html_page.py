@@ -1,8 +1,12 @@
 """Pages as another program reads them."""
 
 import base64
+import io
 import re
 from html.parser import HTMLParser
+
+import numpy as np
+from PIL import Image
 
 VOID = frozenset(("meta", "br", "link", "img", "input", "rect", "line", "polyline", "circle"))
 
@@ -47,10 +51,11 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     @property
-    def pictures(self) -> dict[str, bytes]:
-        """The files of its pictures, by their text."""
-        images = self.all("img")
-        return {e["alt"]: base64.b64decode(e["src"].partition(";base64,")[2]) for e in images}
+    def pictures(self) -> dict[str, np.ndarray]:
+        """The pixels of its pictures, by their text."""
+        files = {e["alt"]: e["src"].partition(";base64,")[2] for e in self.all("img")}
+        opened = {text: io.BytesIO(base64.b64decode(file)) for text, file in files.items()}
+        return {text: np.asarray(Image.open(file)) for text, file in opened.items()}
 
     def link(self, rel: str) -> str | None:
         """The target of the first link of a kind."""

@@ -84,6 +84,11 @@ class DrawnLoop:
         self.wait()
 
 
+def measured_gain(loop: DrawnLoop, remedy: Remedy, seconds: float) -> float:
+    """The speed with a remedy in place, as a multiple of that without."""
+    return rate(loop, remedied(loop, remedy), seconds) / rate(loop, loop.loader(), seconds)
+
+
 def rate(loop: DrawnLoop, loader: DataLoader[Any], seconds: float) -> float:
     """Batches/s over whole epochs, or over whole cycles of a long one, after a lead."""
     epoch = len(loader)
