@@ -12,11 +12,18 @@ VOID = frozenset(("meta", "br", "link", "img", "input", "rect", "line", "polylin
 
 
 class Page(HTMLParser):
-    """Elements of a page with their attributes, its headings, and its text without styles."""
+    """Elements of a page with their attributes, its headings, and its text without styles.
+
+    Attributes
+    ----------
+    code
+        Attributes that are scripts or styles, which the pages' policy blocks.
+    """
 
     def __init__(self, page: bytes | str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []
+        self.code: list[str] = []
         self.text = ""
         self.headings: list[str] = []
         self.balanced = True
@@ -26,7 +33,7 @@ class Page(HTMLParser):
         self.balanced &= not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self.handle_startendtag(tag, attrs)
         if tag in ("h1", "h3", "style"):
             self.headings.append("")
         if tag not in VOID:
@@ -34,6 +41,7 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self.code += [name for name, _ in attrs if name == "style" or name.startswith("on")]
 
     def handle_endtag(self, tag: str) -> None:
         self.balanced &= self._open[-1:] == [tag]
@@ -66,10 +74,11 @@ def stands_alone(html: str, scripts: int = 0) -> Page:
     """Parse a page of which nothing is fetched, and nothing is run but its own scripts."""
     page = Page(html)
     assert page.balanced
+    assert not page.code
     assert len(page.all("script")) == scripts
+    assert ("script-src &#39;sha256-" in html) == (scripts > 0)
     assert not {"iframe", "object", "embed", "base"} & {tag for tag, _ in page.elements}
     pairs = [pair for _, attributes in page.elements for pair in attributes.items()]
-    assert not [name for name, _ in pairs if name.startswith("on")]
     urls = [value for name, value in pairs if name in ("src", "href", "xlink:href", "action")]
     assert all(url.startswith(("#", "data:")) for url in urls)
     assert not re.search(r"url\((?!#)|@import|https?://", html)

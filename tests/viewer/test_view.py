@@ -121,7 +121,7 @@ def test_pages_show_every_key_and_picture_as_they_are_and_no_other_markup(
     assert set(HOSTILE) < set(keys(pages))
     for read in pages:
         assert not {name for name, _ in read.elements} & {"script", "b", "iframe", "object"}
-        assert all(not name.startswith("on") for _, each in read.elements for name in each)
+        assert not read.code
         for each in read.all("img"):
             assert each["alt"]
             assert set(each) <= {"src", "alt", "width", "height"}
@@ -310,6 +310,7 @@ def test_what_makes_no_sense_is_refused_and_no_answer_allows_scripts_frames_or_o
     got, headers, body = ask(server, target, **how)
     read = Page(body)
     assert (got, text in read.text, read.all("script")) == (status, True, [])
+    assert not read.code or "html" not in headers["content-type"]
     fixed = {"x-content-type-options": "nosniff", "cache-control": "no-store", "server": "precache"}
     assert headers.items() >= fixed.items()
     policy = headers["content-security-policy"]
