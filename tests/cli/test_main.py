@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -56,10 +57,7 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
 def test_a_command_that_is_interrupted_as_it_starts_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(name: str) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command_line, "parse", interrupted)
+    monkeypatch.setattr(command_line, "parse", Mock(side_effect=KeyboardInterrupt))
     assert command_line.main(["ls", "store"]) == 130
     assert capsys.readouterr().err == "precache: interrupted\n"
 

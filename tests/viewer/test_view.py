@@ -177,10 +177,9 @@ class Drawn:
     def __getitem__(self, n: int) -> dict[str, Any]:
         photo, mask = cut(n, (200 + n, 150)), np.zeros((150, 200 + n), np.uint8)
         mask[4:20, 3:30], mask[8:40, 25:50], mask[:2] = 1 + n, 14, 255
-        files = {"image": photo, "mask": Image.fromarray(mask)}
+        pngs = {"image": encoded(photo, "PNG"), "mask": encoded(Image.fromarray(mask), "PNG")}
         boxes = self.boxes[n]
         corners = [[[x1, y1], [x2, y2], [x2, y1], [1e30, 75]] for x1, y1, x2, y2 in boxes]
-        pngs = {name: encoded(file, "PNG") for name, file in files.items()}
         return {**pngs, "boxes": boxes, "corners": corners, "label": None}
 
 
@@ -231,10 +230,8 @@ def test_links_lead_to_the_rows_of_each_class_and_number(
 ) -> None:
     for line in labels.split("\n"):
         write(tmp_path / f"{line[0]}.png", encoded(cut(1, (20, 20)), "PNG"))
-    table = "path,label\n" + labels.replace(",", ".png,")
-    write(tmp_path / "in.csv", table.encode())
-    recipe = precache.Recipe.image()
-    precache.build(tmp_path / "in.csv", tmp_path / "store", recipe, address="serial", **options)
+    (tmp_path / "in.csv").write_text("path,label\n" + labels.replace(",", ".png,"))
+    precache.build(tmp_path / "in.csv", tmp_path / "store", address="serial", **options)
     with served(str(tmp_path / "store")) as server:
         shown = [each["href"] for each in page(server).all("a") if "class=" in each["href"]]
         found = {
