@@ -1,7 +1,6 @@
-"""The command line: what processes see; flags, made from signatures; documents of jobs."""
+"""The command line: what processes see; what is refused; flags, made from signatures."""
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,25 +19,16 @@ from precache.cli import main as command_line
 from precache.cli import remedies
 from precache.cli.calls import arguments, to_json
 from precache.cli.commands import COMMANDS
-from precache.cli.main import main, parse
+from precache.cli.main import parse
 from precache.cli.signatures import flag_of, help_of, parameters
 from precache.errors import SourceError, UsageError
 from precache_workers.driver import progress
-from precache_workers.jobs.job_package import pack
 from precache_workers.planning.options import BuildOptions
 from tests.conftest import BuiltStore
-from tests.support.building import (
-    build_here,
-    cli,
-    command,
-    contents,
-    environment,
-    flip,
-    write,
-    write_jpegs,
-)
-from tests.support.command_line import Run
+from tests.support.building import cli, command, environment, flip, write, write_jpegs
+from tests.support.command_line import Run, on_a_terminal
 from tests.support.holding import Held
+from tests.support.loops import nothing
 
 SMALL = ("--resize", "24", "--crop", "20", "--address", "serial")
 
@@ -63,32 +54,10 @@ def test_a_users_own_function_is_found_here_and_what_it_prints_is_no_part_of_jso
     assert "called\n" in ran.err
 
 
-def test_nothing_to_do_loads_neither_torch_nor_ray(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Any]
-) -> None:
-    """With a cache of its own: a test beside it may empty the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = [str(source), str(tmp_path / "out"), *map(str, SMALL)]
-    assert cli("build", *store).returncode == 0
-    heavy = {"torch", "ray", "PIL", "zarr", "simplejpeg"}
-    code = (
-        "import sys; from precache.cli.main import main\n"
-        f"print(main({['build', *store, '--json']}), main({['plan', *store]}))\n"
-        f"print({heavy} & set(sys.modules))"
-    )
-    built, *planned, states, loaded = run_python(code).stdout.splitlines()
-    assert json.loads(built)["shards_skipped"] == json.loads(built)["shards"]
-    assert "Nothing to do" in "".join(planned)
-    assert (states, loaded) == ("0 0", "set()")
-
-
 def test_a_command_that_is_interrupted_as_it_starts_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(name: str) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command_line, "parse", interrupted)
+    monkeypatch.setattr(command_line, "parse", Mock(side_effect=KeyboardInterrupt))
     assert command_line.main(["ls", "store"]) == 130
     assert capsys.readouterr().err == "precache: interrupted\n"
 
@@ -139,11 +108,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("build in out --cpus-per-task x", "error: --cpus-per-task is 'x'; give a number"),
     ("build in out --resiz=9", "error: there is no --resiz (did you mean --resize?)"),
     ("ls in --jsno --xyz", "error: there is no --jsno (did you mean --json?); there is no --xyz"),
-    ("ls store more", "error: unexpected argument: more"),
     ("pull A --to B", "error: there is no --to; give STORE TO without flags"),
-    *((f"info in --storage-options {option}",
-       "error: --storage-options: expected KEY=VALUE; not shown")
-      for option in ("novalue", "=novalue")),
     (f"{BUILD} --resize 20 --crop 24", "crop of 24 x 24 is larger than the "),
     (f"{BUILD} --shard-samples 0", "--shard-samples is 0; give a whole number from 1 up"),
     (f"{BUILD} --max-failures -1", "--max-failures is -1"),
@@ -160,6 +125,7 @@ REFUSED: list[tuple[str, ...]] = [
     *((f"{name} in out --address {address} --node-resources=spare=x",
        "--node-resources spare is 'x'; give a number") for name, address in
       (("build", "auto"), ("plan", "auto"), ("submit", "http://127.0.0.1:1"))),
+    ("plan in --no-timing", "a plan without a store is all measured"),
     (SIMULATE, "give load_ms, or a scenario"),
     ("simulate --load-ms 2000", "give step_ms and workers, or a scenario"),
     ("simulate --scenario high", "--scenario is 'high'; there are loading-bound, "),
@@ -168,6 +134,8 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{SIMULATE} --load-ms x", "cannot read the times in x"),
     (f"{SIMULATE} --load-ms x", "x: could not convert string to float: 'ms'; give", "12\n13 ms\n"),
     (f"{SIMULATE} --load-ms x", "x holds no times", "# none\n"),
+    ("view none.store", "there is no store at"),
+    ('job {"source":"in","store":"out","options":{"colour":"red"}}', "no option 'colour'"),
 ]  # fmt: skip
 """A line, what it is told, and what is in the file x."""
 
@@ -190,80 +158,73 @@ def test_requests_that_cannot_be_met_are_explained_before_anything_is_written(
         assert ran.err.splitlines()[1:] == [f"see {command} --help"]
     assert text in ran.err
     assert last.startswith(("precache: ", "see precache"))
-    assert "novalue" not in ran.err, "which may be a secret"
     assert not Path("out").exists()
 
 
-def nothing(_: Any) -> None:
-    """A step, or an output."""
-
-
-METER, DIAGNOSE = {"loader": []}, {"loader": [1], "step": nothing, "steps": 3}
-REFUSED_CALLS: list[tuple[Any, dict[str, Any], list[tuple[dict[str, Any], str]]]] = [
-    (precache.meter, METER, [
-        ({"loader": 3}, "loader is 3; give an iterable of batches"),
-        ({"every": 0}, "every is 0; give steps such as 100, or a time such as '30s'"),
-        ({"every": "soon"}, "every is 'soon'"),
-        ({"every": "0s"}, "every is '0s'"),
-        ({"every": None}, "every is None"),
-        ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
-        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
-        ({"to": print}, "to has <built-in function print>; give a list"),
-        ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
+REFUSED_CALLS: list[tuple[Any, dict[str, Any], list[tuple[Any, ...]]]] = [
+    (precache.meter, {"loader": []}, [
+        ("{} is {!r}; give an iterable of batches", {"loader": 3}),
+        ("{} is {!r}; give steps such as 100, or a time such as '30s'",
+         {"every": 0}, {"every": "soon"}, {"every": "0s"}, {"every": None}),
+        ("{} is {!r}; give a share from 0 to 1", {"threshold": 2}),
+        ("{} has {!r}; give a list", {"to": print}),
+        ("to has 'stalls.jsonl'; give a list of callables", {"to": ["stalls.jsonl"]}),
+        ("{} {!r} is not one torch knows", {"device": "abacus"}),
     ]),
-    (precache.diagnose, DIAGNOSE, [
-        ({"seconds": 0}, "seconds is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"loader": 3}, "loader is a int"),
-        ({"loader": []}, "list has no batches left"),
-        ({"loader": iter([1, 2, 3])}, "list_iterator has no batches left"),
-        ({"step": None}, "step is a NoneType"),
-        ({"restore": [3]}, "restore has 3"),
-        ({"device": "nonsense"}, "nonsense"),
-        ({"restore": torch.nn.Linear(1, 1)}, "restore is a Linear; give a list"),
+    (precache.diagnose, {"loader": [1], "step": nothing, "steps": 3}, [
+        ("{} is {!r}", {"seconds": 0}, {"steps": 0}),
+        ("loader is a int", {"loader": 3}),
+        ("list has no batches left", {"loader": []}),
+        ("list_iterator has no batches left", {"loader": iter([1, 2, 3])}),
+        ("step is a NoneType", {"step": None}),
+        ("restore has 3", {"restore": [3]}),
+        ("restore is a Linear; give a list", {"restore": torch.nn.Linear(1, 1)}),
+        ("nonsense", {"device": "nonsense"}),
     ]),
     (precache.simulate, {"load_ms": 1, "step_ms": 1, "workers": 2}, [
-        ({"workers": -1}, "workers is -1"),
-        ({"prefetch": 0}, "prefetch is 0"),
-        ({"load_ms": 0}, "load_ms has no time above 0"),
-        ({"load_ms": []}, "load_ms has no time above 0"),
-        ({"load_ms": "2000"}, "load_ms is '2000'; give milliseconds"),
-        ({"load_ms": [3, math.nan]}, "load_ms has nan"),
-        ({"step_ms": -3}, "step_ms has -3"),
-        ({"step_cv": math.inf}, "step_cv=inf is wrong"),
-        ({"load_ms": [1, 2], "load_cv": 0.5}, "load_cv=0.5 is wrong.* none for a list"),
-        ({"load_ms": [[1, 2], [3, 4]]}, "load_ms is .*; give milliseconds"),
-        ({"startup_ms": -1}, "startup_ms has -1"),
-        ({"handover_ms": [1]}, r"handover_ms is \[1\]; give milliseconds"),
-        ({"copy_ms": math.inf}, "copy_ms has inf"),
-        ({"seconds": 0}, "seconds=0"),
-        ({"seconds": math.nan}, "seconds=nan"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seconds": 1e5}, r"seconds=100000 with .* too many batches: give a shorter time"),
-        ({"workers": 10**7}, "workers=10000000 .* too many batches"),
+        ("{} is {!r}", {"workers": -1}, {"prefetch": 0}, {"seed": -1}),
+        ("{} has no time above 0", {"load_ms": 0}, {"load_ms": []}),
+        ("{} is {!r}; give milliseconds",
+         {"load_ms": "2000"}, {"load_ms": [[1, 2], [3, 4]]}, {"handover_ms": [1]}),
+        ("{} has {!r}", {"step_ms": -3}, {"startup_ms": -1}, {"copy_ms": math.inf}),
+        ("load_ms has nan", {"load_ms": [3, math.nan]}),
+        ("{}={!r} is out of range", {"seconds": 0}, {"seconds": math.nan}),
+        ("{}={!r} is wrong: give 0 to 100, and none for a list",
+         {"step_cv": math.inf}, {"load_ms": [1, 2], "load_cv": 0.5}),
+        ("{}={:.0f} with workers=2 and prefetch=2 gives too many batches: give a shorter time",
+         {"seconds": 1e5}),
+        ("with {}={!r} and prefetch=2 gives too many batches", {"workers": 10**7}),
     ]),
     (precache.doctor, {"source": "in"}, [
-        ({"samples": 0}, "samples is 0"),
-        ({"cores": -1}, "cores is -1"),
-        ({"rate": 0.0}, "rate is 0"),
-        ({"seconds": float("nan")}, "seconds is nan"),
-        ({"source": "nowhere"}, "does not exist"),
-        ({}, r"none of 1 samples has a row: broken\.jpg"),
+        ("{} is {!r}", {"samples": 0}, {"cores": -1}, {"rate": 0}, {"seconds": math.nan}),
+        ("does not exist", {"source": "nowhere"}),
+        ("none of 1 samples has a row: broken.jpg", {"source": "in"}),
+    ]),
+    (precache.view, {"store": "in"}, [
+        ("{} is {!r}; give 1 to 1000", {"rows": 0}, {"rows": -1}, {"rows": 1001}),
     ]),
 ]  # fmt: skip
+"""Functions, arguments that are fine, and messages, each with those that it refuses."""
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "text"),
-    [(call, usual | wrong, text) for call, usual, rows in REFUSED_CALLS for wrong, text in rows],
+    ("function", "usual", "text", "wrong"),
+    [
+        (function, usual, text, wrong)
+        for function, usual, rows in REFUSED_CALLS
+        for text, *calls in rows
+        for wrong in calls
+    ],
 )
-def test_functions_that_measure_refuse_what_cannot_be(
-    function: Any, given: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_refuse_what_cannot_be(
+    function: Any, usual: dict[str, Any], text: str, wrong: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in/broken.jpg", b"none")
-    with pytest.raises((UsageError, SourceError), match=text):
-        function(**given)
+    with pytest.raises((UsageError, SourceError)) as refused:
+        function(**usual | wrong)
+    assert text.format(*[*wrong.items()][-1]) in str(refused.value)
 
 
 def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(
@@ -286,16 +247,18 @@ def test_each_command_of_a_refusal_is_printed_before_the_next_is_planned(
 # --- build --------------------------------------------------------------------------------------
 
 
-def test_a_build_is_one_object_or_text_and_again_there_is_nothing_to_do(
-    run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_is_one_object_or_text_and_nothing_to_do_loads_neither_torch_nor_ray(
+    run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Any
 ) -> None:
     """Paths are printed whole: not folded at some width, nor read as markup, also in ASCII."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # others may empty the user's
     write(source / "cat/broken.jpg", b"none")
     write(source / "notes.txt", b"not an image")
     line = ("build", source, tmp_path / "out", *SMALL)
-    ran = run(*line, "--json", "--no-progress")
-    assert (ran.status, ran.err) == (0, "")
-    found, version = ran.json, precache.open(tmp_path / "out")
+    built = cli(*line, "--json", "--no-progress")
+    assert built.returncode == 0
+    assert not re.search("of 10 samples|to be stored", built.stderr)
+    found, version = json.loads(built.stdout), precache.open(tmp_path / "out")
     assert (found["version"], found["path"]) == (version.id, version.path)
     assert (found["samples"], found["failed"], found["ignored"]) == (10, 1, {".txt": 1})
     assert (found["shards"], found["shards_skipped"]) == (len(version.shard_leaves("image")), 0)
@@ -311,6 +274,12 @@ def test_a_build_is_one_object_or_text_and_again_there_is_nothing_to_do(
         assert again["shards_skipped"] == again["shards"] == found["shards"]
         assert again["cpu_seconds"] == 0
         assert again.items() >= {name: found[name] for name in ("version", "holes", "path")}.items()
+    words, heavy = [*map(str, line)], {"torch", "ray", "PIL", "zarr", "simplejpeg"}
+    printed = run_python(
+        "import sys; from precache.cli.main import main\n"
+        f"print(main({words}), main({['plan', *words[1:]]}), {heavy} & set(sys.modules))"
+    ).stdout
+    assert ("Nothing to do" in printed, printed.splitlines()[-1]) == (True, "0 0 set()")
     monkeypatch.setattr(progress, "LINE_EVERY", 0)
     store = source.parent / "[/b]"
     ran = run("build", source, store, *SMALL)
@@ -334,9 +303,6 @@ def test_failures_have_a_status_and_a_way_out(run: Run, source: Path, tmp_path: 
     ran = run(*line)
     assert (ran.status, ran.out) == (1, "")
     assert "gone.jpg" in ran.err
-    ran = run("info", tmp_path / "out", "--json")
-    assert (ran.status, ran.out) == (2, "")
-    assert "is not a store: it has no commits" in ran.err
     assert run(*line, "--accept-missing").json["failed"] == 1
     (source / "cat/gone.jpg").unlink()
     write(source / "cat/broken.jpg", b"none")
@@ -348,24 +314,12 @@ def test_failures_have_a_status_and_a_way_out(run: Run, source: Path, tmp_path: 
 
 def test_a_terminal_shows_a_bar_with_the_rate_and_the_time_left(tmp_path: Path) -> None:
     held = Held(tmp_path, 60)
-    controller, terminal = os.openpty()
-    environ = environment(HOLD="1", TERM="xterm", COLUMNS="160")
     recipe = json.dumps(held.recipe_of(after=40).to_dict())
     flags = ("--address", "serial", "--recipe", recipe, "--shard-samples", "2")
-    line = command("build", held.source, held.store, *flags)
-    with subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=terminal) as process:
-        os.close(terminal)
-        shown = b""
-        while not re.search(rb"40/60.*samples/s", shown):
-            shown += os.read(controller, 4096)
-        held.go()
-        while process.poll() is None:
-            with contextlib.suppress(OSError):  # EIO, once the other end is closed
-                shown += os.read(controller, 4096)
-    os.close(controller)
-    assert process.returncode == 0
-    assert shown.index(b"Listing") < shown.index(b"is complete")
-    assert re.search(rb"\d:\d\d:\d\d", shown), "the time left"
+    line = ("build", held.source, held.store, *flags)
+    shown = on_a_terminal(*line, at="40/60.*samples/s", act=held.go, HOLD="1", COLUMNS="160")
+    assert shown.index("Listing") < shown.index("is complete")
+    assert re.search(r"\d:\d\d:\d\d", shown), "the time left"
 
 
 # --- other commands -----------------------------------------------------------------------------
@@ -379,7 +333,6 @@ def test_a_result_is_printed_as_in_python(
     first, path, here = store.result.version, str(store.path), tmp_path / "here"
     recipe = precache.Recipe.image(codec="zstd")
     built = precache.build(photos, path, recipe, address="serial", shard_samples=8)
-    assert str(built).startswith(f"version          {built.version}\n")
     plan = precache.plan(photos, path, recipe, timing=False, address="serial")
     precache.pull(path, here)
     results: dict[str, tuple[list[object], Any]] = {
@@ -401,7 +354,6 @@ def test_a_result_is_printed_as_in_python(
         assert run(name, *words, "--json").json.keys() == to_json(result).keys()
     assert run("info", path, "--json").json == to_json(results["info"][1])
     assert f"version {built.version[:8]} is at {here}" in str(results["pull"][1])
-    assert results["push"][1].skipped == built.shards
     versions, whole = results["ls"][1], results["verify"][1]
     assert "\x1b" not in str(type(versions)("\x1b[2J", (), (), 0))
     assert ("is whole: 3 shards, 23 rows" in str(whole), to_json(whole)["way_out"]) == (True, "")
@@ -482,21 +434,3 @@ def test_a_storage_option_is_text_or_json_or_a_variable_of_the_environment() -> 
     assert read(*flags)["storage_options"] == {**texts, "anon": True, "timeout": 3}
     for text, value in (("null", None), ('{"type": "x"}', {"type": "x"})):
         assert read("--storage-options", f"token={text}")["storage_options"] == {"token": value}
-
-
-RECIPE = precache.Recipe.image(random_resized_crop=20, variants=2, codec="raw")
-
-
-def test_a_document_builds_as_the_function_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, store, other = write_jpegs(tmp_path / "in", 3), tmp_path / "job", tmp_path / "here"
-    options = BuildOptions(address="serial", shard_samples=4, keep_order=True)
-    assert main(["job", pack(str(source), str(store), RECIPE, options).document]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 3
-    build_here(source, other, RECIPE, {"shard_samples": 4, "keep_order": True})
-    assert contents(store) == contents(other)
-    document = json.loads(pack("/in", "/out", RECIPE, options).document)
-    document["options"]["colour"] = "red"  # of another release
-    assert main(["job", json.dumps(document)]) == 2
-    assert "there is no option 'colour'" in capsys.readouterr().err

@@ -25,15 +25,11 @@ from tests.conftest import BuiltStore
 from tests.metering.test_meter import Clock
 from tests.support import loops as support_loops
 from tests.support.building import own_threads, poll
-from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, rate, remedied
+from tests.support.loops import KINDS, Samples, best_remedy, burn, draw_loop, measured_gain, nothing
 
 TRIES = 3
 # Workers that sleep may be more than cores, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def nothing(_: Any) -> None:
-    """A step, or the work of a sample."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +55,7 @@ def test_a_loop_is_judged_by_what_limits_it_and_a_remedy_gains_what_is_predicted
             found = diagnose(loop.loader(), loop.step, seconds=3)
             if kind in ("network", "slow sample", "start-up"):
                 best = best_remedy(loop, found.remedies)
-                gain = (
-                    rate(loop, remedied(loop, best), 4) / rate(loop, loop.loader(), 4) / best.gain
-                )
+                gain = measured_gain(loop, best, 4) / best.gain
         if found.verdict == loop.verdict and 0.8 < gain < 1.33:
             return
         tried.append(f"expected {loop.verdict} of {loop}, and {gain} times the gain:\n{found}")

@@ -21,7 +21,6 @@ from precache_workers.doctor.measure import DEPTHS, REMOTE_DEPTHS, probe_source
 from precache_workers.doctor.report import DoctorReport
 from precache_workers.doctor.stages import StageTimes, measure_stages, steps_of
 from precache_workers.doctor.trials import rows_to_read, try_codec
-from precache_workers.driver.build_plan import BuildPlan
 from precache_workers.shards.samples import FetchAllTask, Job, recipes_of
 from precache_workers.sources.folder import FolderSource
 from tests.support.building import build_here, cut, encoded, put_photos, write, write_jpegs
@@ -74,39 +73,31 @@ def test_stored_bytes_are_those_of_a_build_of_all_samples_if_only_a_few_are_read
             assert (0 < trial.write_cpu < 1, trial.raw) == (True, 3 * 32 * 32)
 
 
-def test_a_bucket(s3: S3Server) -> None:
-    put_photos(open_folder("s3://bucket/examined", s3.options()))
-    found = examine("s3://bucket/examined", seconds=10, storage_options=s3.options())
-    assert (found.source, found.samples, found.failed) == ("s3://bucket/examined", 13, 1)
+def test_a_plan_without_a_store_predicts_the_same_build_also_of_a_bucket(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    """And with a rate it has the same figures beside its own; with neither, they are its own."""
+    source, store, page = "s3://bucket/examined", tmp_path / "store", tmp_path / "page.html"
+    put_photos(open_folder(source, s3.options()))
+    how: dict[str, Any] = {"seconds": 4, "address": "serial", "storage_options": s3.options()}
+    found = precache.plan(source, None, RECIPE, **how)
+    assert isinstance(found, DoctorReport)
+    assert (found.source, found.samples, found.failed, found.rate) == (source, 13, 1, 1000)
     assert [reading.depth for reading in found.storage] == [*REMOTE_DEPTHS]
     assert all(reading.requests >= 1 for reading in found.storage)
     assert found.worthwhile
     assert s3.options()["secret"] not in repr(found)
-
-
-def test_a_plan_without_a_store_predicts_the_same_build(tmp_path: Path) -> None:
-    """And with a rate it has the same figures beside its own; with neither, they are its own."""
-    source, store, page = (tmp_path / name for name in ("in", "store", "page.html"))
-    write_jpegs(source, 12)
-    how: dict[str, Any] = {"seconds": 2, "address": "serial"}
-    found = precache.plan(source, None, RECIPE, **how)
-    assert isinstance(found, DoctorReport)
-    assert found.rate == 1000
-    planned = precache.plan(source, store, RECIPE, rate=500, **how)
-    assert isinstance(planned, BuildPlan)
-    assert planned.gain is not None
+    planned: Any = precache.plan(source, store, RECIPE, rate=500, **how)
     assert (planned.gain.build, planned.gain.rate) == (planned.estimate, 500)
     assert str(planned).endswith(str(planned.gain))
     planned.html(page)
     assert "Would caching help?" in page.read_text("utf-8")
-    build_here(source, store, RECIPE)
+    precache.build(source, store, RECIPE, address="serial", storage_options=s3.options())
     rest: Any = precache.plan(source, store, RECIPE, rate=500, **how)
     assert (rest.state, rest.estimate) == ("nothing", None)
     assert rest.gain.build.fetched > 0, "of a new store"
     with pytest.raises(UsageError, match="give a rate"):
-        precache.plan(source, store, RECIPE).html(page)
-    with pytest.raises(UsageError, match="without a store is all measured"):
-        precache.plan(source, None, RECIPE, timing=False)
+        precache.plan(source, store, RECIPE, **how).html(page)
 
 
 class Squares:

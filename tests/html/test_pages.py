@@ -1,9 +1,6 @@
 """What pages have in common: policy, colours, the player, charts, pictures; in a browser, too."""
 
-import importlib
 import io
-import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from precache.diagnosis.diagnose import Diagnosis
-from precache.errors import StorageError, UsageError
 from precache.html import pages
 from precache.html.charts import Bars, Dots, Panel
 from precache.html.pages import _environment
@@ -38,24 +34,6 @@ PAGES: dict[str, Any] = {
     "doctor": FOUND,
     "hostile": NOTHING,
 }
-
-
-def test_a_missing_library_is_named_and_a_page_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for page in (PAGES["diagnosis"], FOUND):
-        with pytest.raises(StorageError, match=r"cannot write the page .*no/a\.html: No such file"):
-            page.html(tmp_path / "no/a.html")
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "precache.html.pages")
-    with pytest.raises(UsageError, match=r"a page needs jinja2: pip install 'precache\[report\]'"):
-        importlib.import_module("precache.html.pages")
-
-
-def test_no_template_has_styles_or_scripts_that_the_policy_would_block() -> None:
-    assert "script-src 'sha256-" in pages.content_policy("player.css", "player.js")
-    for template in Path(pages.__file__).parent.glob("*.html"):
-        assert not re.search(r"""\sstyle=|\son\w+=["']""", template.read_text("utf-8")), template
 
 
 def test_no_script_but_the_pages_own_can_run(tab: Tab, tmp_path: Path) -> None:

@@ -382,6 +382,9 @@ def test_a_build_is_submitted_once_and_ends_as_its_job_does(
     [job] = cluster.list_jobs()
     assert job.submission_id == f"precache-{job.metadata['precache_build']}-1"
     assert precache.open(tmp_path / "store").classes == ("cat", "dog", "eel", "fox")
+    options, recipe = {"classes": line[-1]}, precache.Recipe.image(resize=32, crop=32)
+    build_here(tmp_path / "in", tmp_path / "here", recipe, options)
+    assert contents(tmp_path / "store") == contents(tmp_path / "here")
     again = json.loads(ran("--resize", "32", "--crop", "32", "--json")[1])
     assert (again["job"][-2:], again["attached"]) == ("-2", False)
     assert again["result"]["shards_skipped"] == again["result"]["shards"]

@@ -5,11 +5,9 @@ import gc
 import itertools
 import json
 import multiprocessing
-import subprocess
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,27 +160,19 @@ def test_rare_slow_samples_are_named(
 
 
 def test_an_iterator_that_is_collected_ends_and_publishes_nothing() -> None:
-    """The collector runs in the middle of anything, where taking a lock could deadlock.
+    """The collector runs in the middle of anything, where taking a lock could deadlock."""
+    closed, reports = list[bool](), Reports()
 
-    Before, a batch lives no longer than the loop has it.
-    """
-    closed, reports, before = [], Reports(), list[weakref.ref[set[int]]]()
-
-    def loader() -> Iterator[set[int]]:
+    def loader() -> Iterator[int]:
         try:
-            for number in range(9):
-                assert not before or before[-1]() is None
-                batch = {number}
-                before.append(weakref.ref(batch))
-                yield batch
-                del batch
+            yield from range(9)
         finally:
             closed.append(True)
 
     held: list[Any] = [iter(precache.meter(loader(), 2, to=[reports.append], name="collected"))]
     held.append(held)
     for number in range(4):
-        assert next(held[0]) == {number}
+        assert next(held[0]) == number
     del held
     gc.collect()
     precache.meter([], name="collected").flush()
@@ -224,7 +214,6 @@ def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
     assert 0 < stats.stall_ratio == pytest.approx(stats.transform_ratio)
     assert 0 < reports[0].stall_ratio == pytest.approx(reports[0].transform_ratio)
     assert reports[0].figures()["transform_ratio"] == reports[0].transform_ratio
-    assert f"\n  for transforms  {stats.transform_ratio:6.1%}\n" in str(stats)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of a fork beside threads
@@ -258,20 +247,6 @@ def test_the_end_of_an_iteration_wakes_no_thread_and_its_report_comes_by_itself(
             poll(lambda: not publisher._look.is_set(), "the thread has begun")
     assert not publisher._look.is_set()
     poll(lambda: [report.steps for report in reports] == [2, 2, 1], "the last report")
-
-
-@pytest.mark.heavy
-def test_an_iterator_that_is_never_closed_does_not_keep_the_process(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    """And `precache.meter` is the function, whatever module is imported."""
-    done = run_python(
-        "import precache.metering.meter, precache\n"
-        "held = iter(precache.meter(range(9), every=2, to=[lambda report: print(report.steps)]))\n"
-        "print('batch', [next(held) for _ in range(4)])"
-    )
-    assert "batch [0, 1, 2, 3]" in done.stdout
-    assert not done.stderr
 
 
 def test_an_output_that_fails_is_logged_and_a_slow_one_holds_up_no_step(

@@ -5,7 +5,6 @@ import logging
 import subprocess
 import sys
 import threading
-import warnings
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -88,12 +87,11 @@ def test_lines_tell_of_stalls_and_records_of_all_reports_of_rank_0(
     assert [json.loads(line)["step"] for line in texts] == [300, 400] * records
 
 
+@pytest.mark.filterwarnings("ignore")  # of tensorboard's own imports
 def test_tensorboard_reads_the_scalars_by_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tensorboard's own imports
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path)) as writer:
         for report in (REPORT, LATER):

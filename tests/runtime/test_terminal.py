@@ -1,13 +1,10 @@
 """What commands print of text that others wrote: shown as it is, never obeyed."""
 
 import argparse
-import contextlib
 import io
 import json
 import os
-import pty
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +20,8 @@ import precache
 from precache.cli.calls import follow
 from precache.messages import as_text
 from precache.runtime.terminal import Terminal, say_text
-from tests.support.building import command, cut, encoded, environment, shard_files, write
-from tests.support.command_line import Run
+from tests.support.building import cut, encoded, shard_files, write
+from tests.support.command_line import Run, on_a_terminal
 from tests.support.forging import settle
 
 TITLE = "\x1b]0;pwned\x07"
@@ -143,21 +140,6 @@ def test_no_error_obeys_what_a_user_is_made_to_type(said: Said, tmp_path: Path) 
         ("view", tmp_path / evil),
     ):
         said(*arguments, status=2)
-
-
-def on_a_terminal(*arguments: object) -> str:
-    """What a terminal gets of a command."""
-    leader, follower = pty.openpty()
-    ends = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
-    with subprocess.Popen(command(*arguments), env=environment(TERM="xterm"), **ends) as process:
-        os.close(follower)
-        found = bytearray()
-        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
-            while chunk := os.read(leader, 1 << 16):
-                found += chunk
-        assert process.wait() == 0
-    os.close(leader)
-    return found.decode()
 
 
 @pytest.mark.heavy

@@ -331,12 +331,13 @@ def poll(condition: Callable[[], Any], what: str) -> Any:
 
 @contextlib.contextmanager
 def running(
-    line: Sequence[str], env: dict[str, str], cwd: Path | None = None
+    line: Sequence[str], env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that is over when the block is, and all that it has started with it."""
     with subprocess.Popen(
-        line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        line, env=env or environment(), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
         family: list[psutil.Process] = []
         try:
             yield process

@@ -1,12 +1,18 @@
-"""The command line in this process."""
+"""The command line in this process, and on a terminal."""
 
+import contextlib
 import json
+import os
+import pty
+import re
+import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 
 from precache.cli import main as command_line
+from tests.support.building import command, environment
 
 
 class Ran(NamedTuple):
@@ -35,3 +41,22 @@ def run_here(capfd: pytest.CaptureFixture[str], *arguments: object) -> Ran:
     except SystemExit as error:
         status = int(error.code or 0)
     return Ran(status, *capfd.readouterr())
+
+
+def on_a_terminal(
+    *arguments: object, at: str = "", act: Callable[[], object] | None = None, **variables: str
+) -> str:
+    """What a terminal gets of a command; as it has what `at` matches, `act` is called."""
+    leader, follower = pty.openpty()
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    environ, found = environment(TERM="xterm", **variables), bytearray()
+    with subprocess.Popen(command(*arguments), env=environ, **ends) as process:
+        os.close(follower)
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while chunk := os.read(leader, 1 << 16):
+                found += chunk
+                if act is not None and re.search(at.encode(), found):
+                    act()
+        assert process.wait() == 0
+    os.close(leader)
+    return found.decode()

@@ -1,18 +1,29 @@
 """Pages as another program reads them."""
 
 import base64
+import io
 import re
 from html.parser import HTMLParser
+
+import numpy as np
+from PIL import Image
 
 VOID = frozenset(("meta", "br", "link", "img", "input", "rect", "line", "polyline", "circle"))
 
 
 class Page(HTMLParser):
-    """Elements of a page with their attributes, its headings, and its text without styles."""
+    """Elements of a page with their attributes, its headings, and its text without styles.
+
+    Attributes
+    ----------
+    code
+        Attributes that are scripts or styles, which the pages' policy blocks.
+    """
 
     def __init__(self, page: bytes | str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []
+        self.code: list[str] = []
         self.text = ""
         self.headings: list[str] = []
         self.balanced = True
@@ -22,7 +33,7 @@ class Page(HTMLParser):
         self.balanced &= not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self.handle_startendtag(tag, attrs)
         if tag in ("h1", "h3", "style"):
             self.headings.append("")
         if tag not in VOID:
@@ -30,6 +41,7 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self.code += [name for name, _ in attrs if name == "style" or name.startswith("on")]
 
     def handle_endtag(self, tag: str) -> None:
         self.balanced &= self._open[-1:] == [tag]
@@ -47,10 +59,11 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     @property
-    def pictures(self) -> dict[str, bytes]:
-        """The files of its pictures, by their text."""
-        images = self.all("img")
-        return {e["alt"]: base64.b64decode(e["src"].partition(";base64,")[2]) for e in images}
+    def pictures(self) -> dict[str, np.ndarray]:
+        """The pixels of its pictures, by their text."""
+        files = {e["alt"]: e["src"].partition(";base64,")[2] for e in self.all("img")}
+        opened = {text: io.BytesIO(base64.b64decode(file)) for text, file in files.items()}
+        return {text: np.asarray(Image.open(file)) for text, file in opened.items()}
 
     def link(self, rel: str) -> str | None:
         """The target of the first link of a kind."""
@@ -61,10 +74,11 @@ def stands_alone(html: str, scripts: int = 0) -> Page:
     """Parse a page of which nothing is fetched, and nothing is run but its own scripts."""
     page = Page(html)
     assert page.balanced
+    assert not page.code
     assert len(page.all("script")) == scripts
+    assert ("script-src &#39;sha256-" in html) == (scripts > 0)
     assert not {"iframe", "object", "embed", "base"} & {tag for tag, _ in page.elements}
     pairs = [pair for _, attributes in page.elements for pair in attributes.items()]
-    assert not [name for name, _ in pairs if name.startswith("on")]
     urls = [value for name, value in pairs if name in ("src", "href", "xlink:href", "action")]
     assert all(url.startswith(("#", "data:")) for url in urls)
     assert not re.search(r"url\((?!#)|@import|https?://", html)

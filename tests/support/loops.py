@@ -38,6 +38,10 @@ class Samples(Dataset[torch.Tensor]):
         return torch.zeros(3, 32, 32)
 
 
+def nothing(_: Any) -> None:
+    """A step, or the work of a sample."""
+
+
 def burn(seconds: float) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
@@ -78,6 +82,11 @@ class DrawnLoop:
     def step(self, batch: Any) -> None:
         time.sleep(self.step_s)
         self.wait()
+
+
+def measured_gain(loop: DrawnLoop, remedy: Remedy, seconds: float) -> float:
+    """The speed with a remedy in place, as a multiple of that without."""
+    return rate(loop, remedied(loop, remedy), seconds) / rate(loop, loop.loader(), seconds)
 
 
 def rate(loop: DrawnLoop, loader: DataLoader[Any], seconds: float) -> float:
