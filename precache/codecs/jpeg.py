@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
+import re
 from types import ModuleType
 
 import numpy as np
@@ -29,6 +31,12 @@ MOST_SIDE = 65_500
 CHANNELS = {1: "GRAY", 3: "RGB"}
 """Channels of rows -> simplejpeg's names of their colours."""
 
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+"""Starts of segments, and the end."""
+_PROGRESSIVE, _SOS, _EOI = (b"\xff\xc2", b"\xff\xca"), b"\xff\xda", b"\xff\xd9"
+_SMOOTHED = range(1, 10)
+"""Coefficients of a block that libjpeg guesses from the blocks beside if bits are missing."""
+
 
 @functools.cache
 @needs("codec jpeg", "jpeg")
@@ -46,6 +54,25 @@ def jpeg_header(file: bytes | np.ndarray) -> tuple[int, int, str]:
     except KeyError:
         raise ValueError("its subsampling of colours has no name") from None
     return height, width, colours
+
+
+def lacks_scans(file: bytes) -> bool:
+    """Return True if a progressive JPEG lacks scans, so that libjpeg smooths its blocks.
+
+    Pixels then depend on the blocks that are decoded with them, and on libjpeg's release.
+    """
+    lacking, at = dict[tuple[int, int], int](), 2  # bits of each component's coefficients
+    while (marker := _MARKER.search(file, at)) and marker[0] != _EOI:
+        start = marker.end()
+        at = start + int.from_bytes(file[start : start + 2])
+        if marker[0] in _PROGRESSIVE:
+            lacking = dict.fromkeys(itertools.product(file[start + 8 : at : 3], _SMOOTHED), 1)
+        elif marker[0] == _SOS:
+            first, last, bits = file[at - 3 : at]
+            coefficients = _SMOOTHED[max(first - 1, 0) : last]
+            scan = itertools.product(file[start + 3 : at - 3 : 2], coefficients)
+            lacking |= dict.fromkeys(scan, bits & 15)
+    return any(lacking.values())
 
 
 def encode_jpeg(row: np.ndarray, quality: int) -> bytes:

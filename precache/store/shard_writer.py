@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from precache.codecs.chunk import Encode, ragged_encoder, require_plausible
-from precache.codecs.jpeg import decode_jpeg, encode_jpeg
+from precache.codecs.jpeg import decode_jpeg, encode_jpeg, lacks_scans
 from precache.codecs.raw420 import planes_of, rgb_of
 from precache.errors import DamageError
 from precache.recipe.recipe import JpegCodec, LossyCodec
@@ -258,7 +258,8 @@ def jpeg_of(row: np.ndarray, given: Any, quality: int) -> tuple[bytes, np.ndarra
             require_plausible(len(given), row.nbytes)  # else a reader would take it for forged
             pixels = decode_jpeg(bytes(given), row.shape)
             # Compared as they lie in memory.
-            if np.array_equal(pixels.transpose(1, 2, 0), row.transpose(1, 2, 0)):
+            same = np.array_equal(pixels.transpose(1, 2, 0), row.transpose(1, 2, 0))
+            if same and not lacks_scans(bytes(given)):
                 return bytes(given), pixels
     file = encode_jpeg(row, quality)
     return file, decode_jpeg(file, row.shape)

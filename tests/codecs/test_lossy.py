@@ -1,6 +1,7 @@
 """Rows as JPEG files, or as Y and half-size Cb and Cr: pixels, layout, hostile bytes."""
 
 import json
+import re
 import resource
 import struct
 import sys
@@ -85,6 +86,19 @@ RESTARTING = {
 FILES |= RESTARTING
 
 
+def first_scans(file: bytes, count: int) -> bytes:
+    """The first scans of a progressive JPEG."""
+    return b"".join(re.split(rb"(?=\xff\xda)", file[:-2])[: count + 1]) + file[-2:]
+
+
+LACKING = {
+    f"{name}, of {count} scans": first_scans(FILES[name], count)
+    for name in FILES
+    if "progressive" in name
+    for count in range(1, FILES[name].count(b"\xff\xda"))
+}
+
+
 def decoded(file: bytes, mode: Any = "RGB") -> np.ndarray:
     """The row that a build makes of a file."""
     return decode(file, Decode(mode=mode)).transpose(2, 0, 1).copy()
@@ -104,6 +118,32 @@ def test_a_file_that_is_kept_gives_the_pixels_that_the_build_decodes(name: str) 
         if mode == "RGB" or "grey" in name:
             assert file == FILES[name]
             np.testing.assert_array_equal(pixels, row)
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_file_that_lacks_scans_is_encoded_as_libjpeg_guesses_the_rest_of_its_pixels(
+    name: str,
+) -> None:
+    row = decoded(LACKING[name])
+    assert jpeg_of(row, LACKING[name], 90)[0] == encode_jpeg(row, 90)
+
+
+def test_scans_count_where_a_decoder_finds_them() -> None:
+    """Metadata and what follows the end may have others."""
+    file, lacking = FILES["progressive"], LACKING["progressive, of 1 scans"]
+    at = file.index(b"\xff\xc2")
+    for wanted, other in ((file, lacking), (lacking, file)):
+        thumbnail = b"\xff\xff\xe1" + struct.pack(">H", len(other) + 2) + other
+        nested = wanted[:at] + thumbnail + wanted[at:] + other
+        assert (jpeg_of(decoded(nested), nested, 90)[0] == nested) == (wanted is file)
+
+
+def test_a_scan_that_takes_bits_back_makes_a_file_that_lacks_them() -> None:
+    file = FILES["grey, progressive"]
+    _, before, rough, *_ = re.split(rb"(?=\xff\xda)", file)
+    again = file[:-2] + before[before.rindex(b"\xff\xc4") :] + rough + file[-2:]
+    row = decoded(again)
+    assert jpeg_of(row, again, 90)[0] == encode_jpeg(row, 90)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -304,6 +344,20 @@ def test_a_window_of_a_jpeg_is_that_of_all_its_pixels(name: str, data: st.DataOb
         assert windows_of(broken, pixels.shape, seen, size)[0] == 0
     taller = pixels.shape[0], pixels.shape[1] + 1, pixels.shape[2]
     assert windows_of(chunk, taller, seen, size)[0] == 0
+
+
+@pytest.mark.skipif(not kernels.has_turbojpeg(), reason="libjpeg-turbo 3 is not installed")
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([*LACKING]), st.data())
+def test_a_window_of_what_is_stored_for_a_file_is_that_of_all_its_pixels(
+    name: str, data: st.DataObject
+) -> None:
+    file, pixels = jpeg_of(decoded(LACKING[name]), LACKING[name], 90)
+    top, left, height, width = box = data.draw(boxes(pixels.shape))
+    seen = window(box, (height, width), False)
+    done, out = windows_of(chunk_of("jpeg", file), pixels.shape, seen, (height, width))
+    assert done == 1
+    np.testing.assert_array_equal(out[0], pixels[:, top : top + height, left : left + width])
 
 
 # --- other readers, and bytes that stay ---------------------------------------------------------
