@@ -94,8 +94,6 @@ class ChoiceError(SourceError):
 
     Attributes
     ----------
-    unpack
-        Words of commands by which the source of the first way comes to be, if it is not there yet.
     doubts
         Each `Doubt` of the source that the error names.
     """
@@ -104,11 +102,9 @@ class ChoiceError(SourceError):
         self,
         *parts: object,
         ways: Iterable[Sequence[str]] = (),
-        unpack: Iterable[Sequence[str]] = (),
         doubts: Iterable[Any] = (),
     ) -> None:
         super().__init__(*parts, ways=ways)
-        self.unpack = tuple(map(tuple, unpack))
         self.doubts = tuple(doubts)
 
 

@@ -6,18 +6,15 @@ import argparse
 import contextlib
 import io
 import shlex
-import tarfile
-import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from precache.cli import calls
 from precache.cli.main import parse
 from precache.cli.signatures import function_of
-from precache.errors import ChoiceError, RecipeError, UsageError
+from precache.errors import RecipeError, UsageError
 from precache.messages import printable, without_secrets
 from precache.storage.environment import FromEnvironment
 
@@ -26,9 +23,6 @@ SECONDS = 60.0
 
 SAMPLE_SECONDS = 10.0
 """Limit for a sample of a plan, which this process reads."""
-
-MOST_UNPACKED = 256 << 20
-"""Bytes that are unpacked at most, for the plan of a command that unpacks its source."""
 
 ROUNDS = 6
 """Refusals, one after another, whose first ways out a command takes."""
@@ -39,8 +33,6 @@ class _Command(NamedTuple):
 
     Attributes
     ----------
-    unpack
-        Words of commands by which its source comes to be.
     met
         Number of refusals, one after another, of which it takes a way out.
     added
@@ -48,12 +40,11 @@ class _Command(NamedTuple):
     """
 
     words: Sequence[str]
-    unpack: Sequence[Sequence[str]] = ()
     met: int = 0
     added: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return " && ".join(map(shlex.join, [*self.unpack, ["precache", *self.words]]))
+        return shlex.join(["precache", *self.words])
 
 
 def remedies(error: UsageError, given: Sequence[str], seconds: float) -> Iterator[str]:
@@ -81,7 +72,7 @@ def remedies(error: UsageError, given: Sequence[str], seconds: float) -> Iterato
         began = time.monotonic()
         refusal: UsageError | bool = not plans
         if plans and command.met <= ROUNDS and began + seconds <= end:
-            refusal = _refusal(command)
+            refusal = _refusal_of_plan(parse(command.words)) or True
             seconds = time.monotonic() - began  # that of the next may take as long
         if isinstance(refusal, bool):
             if (line := f"  {command}") not in said:
@@ -95,7 +86,7 @@ def remedies(error: UsageError, given: Sequence[str], seconds: float) -> Iterato
             others = flags
         else:
             if refusal.ways and not _is_flag(refusal.ways[0][0]):
-                source = anew[way]._replace(unpack=command.unpack, met=command.met)
+                source = anew[way]._replace(met=command.met)
                 others = _ways_out(refusal, source)
             others.sort(key=lambda one: one[0] != way)
         text = "also" if others else f"`{shlex.join(way)}` is refused, too"
@@ -107,62 +98,9 @@ def remedies(error: UsageError, given: Sequence[str], seconds: float) -> Iterato
         is_one = is_one and len(others) == 1
     if not all_tried:
         yield (
-            "precache: not all of these were tried, as that takes long, or unpacks much: one that "
-            "is refused prints commands in its turn"
+            "precache: not all of these were tried, as that takes long: one that is "
+            " refused prints commands in its turn"
         )
-
-
-def _refusal(command: _Command) -> UsageError | bool:
-    """Plan the build of a command, whose source is unpacked into a temporary folder.
-
-    Returns why it is refused; True if it is not, or cannot be told; False if that was not tried.
-    """
-    options = parse(command.words)
-    if not command.unpack:
-        return _refusal_of_plan(options) or True
-    folder = command.unpack[-1][-1]
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as temporary:
-        unpacked = Path(temporary, Path(folder).name)
-        unpacked.mkdir()
-        if _unpack(command.unpack, unpacked):
-            options.source = options.source.replace(folder, str(unpacked), 1)
-            refusal = _refusal_of_plan(options)
-            if refusal is None:
-                return True
-            named = [str(part).replace(str(unpacked), folder) for part in refusal.args]
-            ways = [[w.replace(str(unpacked), folder) for w in way] for way in refusal.ways]
-            return type(refusal)(*named, ways=ways)
-    return False
-
-
-def _unpack(commands: Sequence[Sequence[str]], folder: Path) -> bool:
-    """Unpack archives as commands would, into another folder.
-
-    Returns False if not all were: they are large, damaged or encrypted, or of a service.
-    """
-    room = MOST_UNPACKED
-    with contextlib.suppress(Exception):
-        for command in commands:
-            if "zipfile" in command:
-                with zipfile.ZipFile(command[-2]) as archive:
-                    room -= sum(member.file_size for member in archive.infolist())
-                    if room < 0:
-                        return False
-                    archive.extractall(folder)
-            elif command[0] == "tar":
-                with tarfile.open(command[2]) as tar:
-                    for member in filter(lambda member: not member.isdir(), tar):
-                        room -= member.size
-                        name = PurePosixPath(member.name)
-                        data = tar.extractfile(member) if member.isfile() else None
-                        if room < 0 or name.is_absolute() or ".." in name.parts or data is None:
-                            return False
-                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                        (folder / name).write_bytes(data.read())
-            elif command[0] != "mkdir":
-                return False
-        return True
-    return False
 
 
 def _refusal_of_plan(options: argparse.Namespace) -> UsageError | None:
@@ -191,7 +129,7 @@ def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...
         return []
     from precache_workers.jobs.storage_options import is_plain
 
-    options, given, unpack = parse(command.words), command.words, command.unpack
+    options, given = parse(command.words), command.words
     source = getattr(options, "source", None)
     given_options = getattr(options, "storage_options", ())
     are_plain = all(isinstance(v, FromEnvironment) or is_plain(k, v) for k, v in given_options)
@@ -206,8 +144,6 @@ def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...
         short = text.removeprefix(here)
         return f"./{short}" if short != text and short.startswith("-") else short  # no flag
 
-    if isinstance(error, ChoiceError) and error.unpack:
-        unpack = [[*map(relative, words)] for words in error.unpack]
     found = []
     for way in error.ways:
         added = frozenset(filter(_is_flag, way))
@@ -215,13 +151,10 @@ def _ways_out(error: UsageError, command: _Command) -> list[tuple[tuple[str, ...
         is_source = not flags[0].startswith("-")
         if is_source:
             words[place] = type(source)(flags.pop(0))
-        before = unpack if unpack and words[place].startswith(unpack[-1][-1]) else ()
-        if is_source:
-            kind = getattr(options, "source_kind", None)
-            if kind in ("folder", "folders") or (kind and before):  # that of the archives
-                flags += "--source-kind", "folders" if "{" in words[place] else "folder"
+        if is_source and getattr(options, "source_kind", None) in ("folder", "folders"):
+            flags += "--source-kind", "folders" if "{" in words[place] else "folder"
         words[end:end] = flags
-        by = _Command(words, before, command.met + 1, command.added | added)
+        by = _Command(words, command.met + 1, command.added | added)
         is_shown = str(by) == printable(without_secrets(str(by)))
         if is_shown and added.isdisjoint(command.added):
             found.append((way, by))

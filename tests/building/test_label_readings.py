@@ -460,14 +460,6 @@ def packed_as(root: Path, kind: str) -> str:
     return pack(root, kind, "./")
 
 
-def of_archive(archive: str, commands: list[list[str]]) -> list[list[str]]:
-    """The commands for the folder ``in``, for it packed: parts of it are to be unpacked."""
-    return [
-        [build, archive if source == "in" else source.replace("in/", "in_unpacked/", 1), *rest]
-        for build, source, *rest in commands
-    ]
-
-
 LEFT_OUT = (
     ".ipynb_checkpoints", "cat/.ipynb_checkpoints", "@eaDir", "dog/@eaDir/x", "__MACOSX/cat",
     ".Trash-1000/files", "$RECYCLE.BIN", "#recycle/cat", "System Volume Information", "found.000",
@@ -561,17 +553,22 @@ def test_archives_with_the_same_names_have_the_classes_of_one(builds: Builds) ->
     assert "each folder is a class: 'cat', 'dog' (--label-level 0" in builds.printed
 
 
-def test_photos_and_masks_of_archives_are_to_be_unpacked(builds: Builds) -> None:
-    """By a command if these are few."""
-    for number in range(9):
-        put(builds.root / "in", f"images/{number}.png", f"masks/{number}.png")
-        packed_as(builds.root, "zip")
-        shutil.rmtree(builds.root / "in")
-        (builds.root / "in.zip").rename(write(builds.root / f"zips/{number}.zip", b""))
-        if number == 0:
-            assert builds.choices("zips --source-kind zip") == [{"0": None}] * 2
-    assert builds.choices("zips --source-kind zip") == []
-    assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in builds.printed
+@pytest.mark.parametrize("top", ["", "data/"])
+def test_parts_of_an_archive_are_sources_once_it_is_unpacked(builds: Builds, top: str) -> None:
+    archives = {
+        "parts": ("images/a.png images/b.png masks/a.png masks/b.png", "{images,masks}", "ab"),
+        "splits": ("train/cat/a.png train/dog/b.png val/cat/c.png", "train", "ab"),
+    }
+    for name, (names, source, keys) in archives.items():
+        for number in range(2):
+            put(builds.root / "in", *(top + each for each in names.split()))
+            (builds.root / packed_as(builds.root, "zip")).rename(
+                write(builds.root / f"{name}/{number}.zip", b"")
+            )
+            assert builds.choices(f"{name} --source-kind zip")[:1] != [dict.fromkeys("abc")]
+            assert f"unpack it, and give 'FOLDER/{top}{source}' as the source" in builds.printed
+        shutil.move(builds.root / "in", builds.root / f"unpacked_{name}")
+        assert builds.labels(f"'unpacked_{name}/{top}{source}'").keys() == {*keys}
 
 
 def test_braces_in_names_of_folders_are_no_pattern(builds: Builds) -> None:
@@ -1106,7 +1103,7 @@ def test_an_archive_of_a_bucket_is_to_be_unpacked(builds: Builds, s3: S3Server) 
     with pytest.raises(ChoiceError) as caught:
         precache.build(url, "a.store", address="serial", storage_options=s3.options())
     assert "unpack it, and give 'FOLDER/{images,masks}' as the source" in str(caught.value)
-    assert (caught.value.unpack, caught.value.ways) == ((), ())
+    assert caught.value.ways == ()
 
 
 def test_a_refusal_of_a_bucket_prints_commands_without_secrets(
@@ -1170,11 +1167,11 @@ def test_images_that_pair_by_name_are_no_samples_of_their_own(builds: Builds, na
         if kind == "tar" and name == "of another suffix":  # as WebDataset names inputs
             assert len(builds.labels(source)) == len(numbers)
             continue
-        if is_table:
+        if kind:
             offered = [[build, source, *rest] for build, of, *rest in commands if of == "in"]
             assert builds.refused(source) == offered
-        elif kind:
-            assert builds.refused(source) == of_archive(source, commands)
+        if kind and not is_table:
+            assert f"the files in a folder, and 'FOLDER/{sources[0]}'" in builds.printed
         whole = (f"{source}.store", "--sample-name", "whole", "--address", "serial")
         assert builds.run("build", source, *whole) == 0
         assert len(precache.open(whole[0]).keys) == len(names) * len(numbers)

@@ -70,7 +70,6 @@ def archives_in_a_folder(root: Path) -> str:
     return "shards"
 
 
-MASKS = files("in/images/a.png in/images/b.png in/masks/a.png in/masks/b.png", "in")
 PAIRS = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_mask")), "in")
 COPIES = files(" ".join(f"in/{n}{end}.png" for n in "abcd" for end in ("", "_cut")), "in")
 THREE = "in/0.png in/1.png in/2.png"
@@ -83,25 +82,22 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     ),
     "a folder of links to images elsewhere": (links_out, 1),
     "a folder of archives": (archives_in_a_folder, 2),
-    "images and masks in a zip archive": (packed(MASKS, "zip"), 2),
-    "images and masks in a packed tar archive": (packed(MASKS, "tar.gz"), 2),
-    "images and masks in two zip archives": (two_archives(MASKS, "zip"), 2),
     "splits in two tar archives": (
         two_archives(files("in/train/cat/a.png in/val/cat/b.png in/val/dog/c.png", "in"), "tar"), 3,
     ),
     "splits with classes that look alike in a zip archive": (
-        packed(files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in"), "zip"), 4,
+        packed(files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in"), "zip"), 3,
     ),
     "splits of images of 12 bits in a packed tar archive": (
         packed(files("in/train/cat/a.png in/train/dog/b.png in/val/cat/c.png", "in", None,
-                     of_12_bits), "tar.gz"), 4,
+                     of_12_bits), "tar.gz"), 3,
     ),
-    "images and masks of two suffixes in a zip archive": (
-        packed(files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
-                              for e in ("jpg", "png")), "in"), "zip"), 1,
+    "images and masks of two suffixes": (
+        files(" ".join(f"in/{d}/{n}.{e}" for d in ("images", "masks") for n in "ab"
+                       for e in ("jpg", "png")), "in"), 1,
     ),
     # names of images
-    "images that pair in a zip archive": (packed(PAIRS, "zip"), 1),
+    "images that pair": (PAIRS, 1),
     "images of two suffixes that rarely pair": (
         files("in/a.jpg in/a.png in/b.jpg in/b.png in/c.jpg in/d.jpg in/e.jpg in/f.png "
               "in/g.png in/h.png", "in"), 0,
@@ -122,10 +118,10 @@ REFUSALS: dict[str, tuple[Case, int]] = {
         files("in/a.png in/a@2x.png in/b.png in/b@2x.png", "in --labels l.csv",
               {"l.csv": "key,label a.png,cat b.png,dog a@2x.png,cat b@2x.png,dog"}), 2,
     ),
-    "copies in a tar archive": (packed(COPIES, "tar"), 2),
+    "copies in a tar archive": (packed(COPIES, "tar"), 1),
     "masks beside, without a label": (
-        packed(files(" ".join(f"in/{of}/{n}.png" for n in "ab" for of in ("img", "gt")),
-                     "in --label-level 0"), "zip"), 1,
+        files(" ".join(f"in/{of}/{n}.png" for n in "ab" for of in ("img", "gt")),
+              "in --label-level 0"), 1,
     ),
     "folders that pair by several endings": (
         files("in/x/a.png in/x/b.png in/y/a_m.png in/y/a_n.png in/y/b_m.png in/y/b_n.png",
@@ -134,7 +130,7 @@ REFUSALS: dict[str, tuple[Case, int]] = {
     # names of members of tar archives
     "images that may be of one sample": (tar("a.1.png a.2.png b.1.png b.2.png"), 3),
     "images that may be of one sample, or pair": (
-        tar("21.05.jpg 21.05_mask.png 21.06.jpg 21.06_mask.png 21.07.jpg 21.07_mask.png"), 2,
+        tar("21.05.jpg 21.05_mask.png 21.06.jpg 21.06_mask.png 21.07.jpg 21.07_mask.png"), 1,
     ),
     "images that may be of one sample, of splits": (
         tar("train/cat/21.05.jpg train/cat/21.06.jpg val/cat/21.07.jpg val/cat/21.08.jpg"), 3,
@@ -271,14 +267,13 @@ def test_each_command_that_a_refusal_prints_builds(builds: Builds, name: str) ->
 UNTRIED = "not all of these were tried"
 
 
-@pytest.mark.parametrize("limit", ["MOST_UNPACKED", "SECONDS"])
 def test_commands_that_were_not_planned_are_told_from_others(
-    builds: Builds, limit: str, monkeypatch: pytest.MonkeyPatch
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = packed(files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in"), "zip")
-    monkeypatch.setattr(remedies, limit, 0)
+    source = files("in/train/01/a.png in/train/1/b.png in/val/1/c.png", "in")
+    monkeypatch.setattr(remedies, "SECONDS", 0)
     commands = builds.refused(source(builds.root))
-    assert commands[0][:2] == ["build", "in_unpacked/train"]
+    assert commands[0][:2] == ["build", "in/train"]
     assert UNTRIED in builds.printed
 
 

@@ -54,7 +54,7 @@ from precache_workers.sources.base import (
     quoted,
 )
 from precache_workers.sources.container_names import around_braces, braced
-from precache_workers.sources.containers import member_names
+from precache_workers.sources.containers import ContainerSource, member_names
 from precache_workers.sources.dataset import DatasetSource
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.label_readings import BY_FOLDERS, BY_TABLE
@@ -554,9 +554,9 @@ def _read_names(
     folder = None
     if isinstance(source, FolderSource):
         folder = str(source.folder)
-    unpacked, unpack = listing.unpacked
-    if unpacked and table.locations is not None:
-        folder, files = unpacked, member_names(files, table.locations)
+    if isinstance(source, ContainerSource) and source.format.columns is None and table.locations:
+        inside = member_names(files, table.locations)
+        files = files if inside.is_repeated.any() else inside
     partners = None
     if request.sample_name != "whole":
         partners = partners_among(files) or partners_across(files)
@@ -564,7 +564,6 @@ def _read_names(
         folder = str(source.folder)
     if partners is not None:
         notes, doubts = partners.reading(shown(request.source), folder)
-        doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
     if isinstance(source, ManifestSource):
         doubts = [_of_table(request, doubt, table) for doubt in doubts]
     return notes, [*labels, *doubts]

@@ -181,15 +181,12 @@ class Doubt:
         A map of classes that the user gives decides, too.
     of_members
         It is about which samples there are, and labels of a file do not decide.
-    unpack
-        Words of commands by which the sources among the choices come to be; none if they are there.
     """
 
     what: str
     choices: tuple[tuple[tuple[str, ...], str], ...] = ()
     by_classes: bool = False
     of_members: bool = False
-    unpack: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(
@@ -215,10 +212,7 @@ class Doubt:
             f"`{shlex.join(flags)}` {when}".rstrip() if flags else when
             for flags, when in self.choices
         )
-        text = f"{self.what}. Choose: {'; or '.join(named)}"
-        if self.unpack and not all(map(is_flag, self.ways)):
-            text += f", unpacked by `{' && '.join(map(shlex.join, self.unpack))}`"
-        return text
+        return f"{self.what}. Choose: {'; or '.join(named)}"
 
 
 def quoted(names: Iterable[str], most: int = FEW) -> str:
@@ -251,7 +245,7 @@ def choice_error(doubts: Sequence[Doubt]) -> ChoiceError:
     """
     text = ". Also: ".join(doubt.text for doubt in doubts)
     first = min(doubts, key=lambda doubt: (not doubt.ways, all(map(is_flag, doubt.ways))))
-    return ChoiceError(text, ways=first.ways, unpack=first.unpack, doubts=doubts)
+    return ChoiceError(text, ways=first.ways, doubts=doubts)
 
 
 @dataclass(frozen=True)
@@ -283,9 +277,6 @@ class Listing:
         Readings of the labels that the user must choose between; the table has one of them.
     bare
         Folders beside the classes that have no readable image, and may be classes.
-    unpacked
-        A new folder for the members of archives, and the words of the commands that unpack them
-        there; empty if they cannot lie in one.
     """
 
     table: RowTable
@@ -298,7 +289,6 @@ class Listing:
     file_states: np.ndarray | None = None
     doubts: tuple[Doubt, ...] = ()
     bare: tuple[str, ...] = ()
-    unpacked: tuple[str, tuple[tuple[str, ...], ...]] = ("", ())
 
 
 @dataclass(frozen=True)

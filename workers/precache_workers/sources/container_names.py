@@ -19,16 +19,13 @@ from precache.runtime.threads import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import LINK_AGAIN, LINK_OUT, FileInfo, Folder, left_out_text
 from precache.storage.local import local_path
-from precache_workers.sources.base import SourceSpec, container_suffix
+from precache_workers.sources.base import SourceSpec
 
 MOST_NAMES = 100_000
 """Maximum number of names that braces expand to."""
 
 REQUESTS = 16
 """Files that are looked up concurrently on remote storage."""
-
-MOST_UNPACKED = 8
-"""Archives that commands unpack, at most."""
 
 _MAGIC = re.compile(r"[*?\[]")
 _TEXT = r"(?:[^{}\\]|\\.)*"
@@ -142,26 +139,6 @@ class Containers:
     def patterns(self) -> list[str]:
         """Names and patterns of the files, as the user gave them, below the folder of all."""
         return _resolved(self.uri)[1]
-
-    def unpacked(self, files: Sequence[str]) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return a new folder for the members of archives, and the commands that unpack them there.
-
-        Both are empty for containers of other kinds, for many, and for those of a service.
-        """
-        suffixes = [container_suffix(name) for name in files]
-        are_archives = all(suffix.startswith((".zip", ".tar")) for suffix in suffixes)
-        if not are_archives or len(files) > MOST_UNPACKED or self.folder.local("") is None:
-            return "", ()
-        paths, commands = [str(self.folder.local(n)) for n in files], list[tuple[str, ...]]()
-        stems = [path[: -len(suffix)] for path, suffix in zip(paths, suffixes, strict=True)]
-        parent, _, common = "".join(common_start(stems)).rpartition("/")
-        folder = f"{parent}/{'_'.join(filter(None, (common.rstrip('-_.'), 'unpacked')))}"
-        if not all(suffix == ".zip" for suffix in suffixes):
-            commands.append(("mkdir", "-p", folder))
-        for path, suffix in zip(paths, suffixes, strict=True):
-            is_zip, unzip = suffix == ".zip", ("python3", "-m", "zipfile", "-e", path, folder)
-            commands.append(unzip if is_zip else ("tar", "-xf", path, "-C", folder))
-        return folder, tuple(commands)
 
     def narrowed(self, wanted: Collection[str], names: Collection[str]) -> str | None:
         """Return the source of some of the files, by a pattern; None if none has only these.

@@ -835,16 +835,10 @@ class Scans:
             raise SourceError(
                 f"{where} has labels that are not its folders; leave out --label-level"
             )
-        names, unpacked = Texts([]), ("", ())
-        if columns is None:
-            names, unpacked = member_names(keys, located), source.containers.unpacked(files)
-            if len(files) > 1 and unpacked[0] and names.is_repeated.any():
-                unpacked = "", ()  # one would take the place of another
+        names = Texts([]) if columns is not None else member_names(keys, located)
         if is_folder:
             bare_in = functools.partial(bare_folders, whole.others)
-            folder, unpack = unpacked
-            inside = f"{folder}/{{}}".format if folder else None
-            column, _ = labels_of_folders(names, keys, source, rules, inside, bare_in, unpack)
+            column, _ = labels_of_folders(names, keys, source, rules, bare_in=bare_in)
         else:
             column = read_column(Column(labels, keys, where, rules, classes, typed=self._typed))
             notes += notes_of_folders(Folders(names).names)
@@ -866,7 +860,6 @@ class Scans:
             notes=(*notes, *column.notes),
             file_states=file_states,
             doubts=(*doubts, *column.doubts),
-            unpacked=unpacked,
         )
 
 

@@ -24,7 +24,7 @@ from precache_workers.sources.base import (
     no_label,
     quoted,
 )
-from precache_workers.sources.container_names import braced, common_start
+from precache_workers.sources.container_names import braced, braced_paths, common_start
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import LISTED, Column, column_of
 from precache_workers.sources.pairs import (
@@ -169,7 +169,6 @@ def read_folders(
     where: object,
     path_of: Callable[[str], str] | None = None,
     bare_in: Callable[[str], Bare] | None = None,
-    unpack: tuple[tuple[str, ...], ...] = (),
 ) -> FolderReading:
     """Find the folders of names that are classes.
 
@@ -179,8 +178,6 @@ def read_folders(
         Converts a folder to a source that the user may name; None if none can be named.
     bare_in
         Returns the folders without a readable image that lie in a folder; None if unknown.
-    unpack
-        Words of the commands by which the folders of `path_of` come to be, of an archive.
     """
     paths = [folder.split("/") if folder else [] for folder in Folders(names).counts]
     if rules.level is not None:
@@ -190,11 +187,10 @@ def read_folders(
     one = next((level for level, name in enumerate(shared, 1) if not _is_holder(name)), 1)
     levels = [*range(1, len(shared) + 1), one] if is_one else [len(shared) + 1]
     for level in levels:  # beside one folder alone, another may be a class on each
-        folders = _Level(names, paths, level, where, path_of, bare_in, bool(unpack))
+        folders = _Level(names, paths, level, where, path_of, bare_in)
         if folders.missing:
             break
     notes, doubts = weighed(folders, OF_FOLDERS)
-    doubts = [replace(doubt, unpack=unpack) for doubt in doubts]
     level = 1 if folders.mixed else 0 if folders.holders else folders.level
     return FolderReading(level, (*notes,) if not doubts else (), (*doubts,), (*folders.missing,))
 
@@ -231,8 +227,6 @@ class _Level:
         The names, of which some may be there twice, and their folders.
     where, path_of, bare_in
         As of `read_folders`.
-    packed
-        The folders of `path_of` are still to be unpacked.
     """
 
     listed: Texts
@@ -241,7 +235,6 @@ class _Level:
     where: object
     path_of: Callable[[str], str] | None
     bare_in: Callable[[str], Bare] | None
-    packed: bool
 
     @cached_property
     def names(self) -> Texts:
@@ -446,7 +439,7 @@ def _ways_of_parts(of: _Level) -> list[Way]:
 
 def _ways_of_missing(of: _Level) -> list[Way]:
     """Return the ways where a folder without a readable image may be a class."""
-    place = of.path_of(of.inside[:-1]) if of.path_of is not None and not of.packed else "://"
+    place = of.path_of(of.inside[:-1]) if of.path_of is not None else "://"
     keep: Way = (
         ((), f"{LISTED}, if it is") if "://" in place else (("--classes", place), "if it is")
     )
@@ -457,7 +450,9 @@ _BY_DATASET: Way = (), "a torch Dataset as the source, which returns both as par
 
 
 def _as_source(of: _Level, name: str) -> list[Way]:
-    return [((of.path_of(of.inside + name),), "as the source")] if of.path_of else []
+    if of.path_of is None:
+        return [((), f"unpack it, and give 'FOLDER/{of.inside}{name}' as the source")]
+    return [((of.path_of(of.inside + name),), "as the source")]
 
 
 def _levels(of: _Level) -> list[Way]:
@@ -476,7 +471,7 @@ def _columns(of: _Level, names: Sequence[str]) -> list[Way]:
     if not both:
         return []
     if (path_of := of.path_of) is None:
-        unpack = f"unpack it, and give 'FOLDER/{braced([of.inside + name for name in both])}'"
+        unpack = f"unpack it, and give 'FOLDER/{braced_paths([of.inside + name for name in both])}'"
         return [((), f"{unpack} as the source, {each}"), _BY_DATASET]
     sources = sources_of(of.names, [of.inside + name for name in both])
     return [((path_of(source),), each) for source in sources]
@@ -559,16 +554,15 @@ def labels_of_folders(
     rules: LabelRules,
     path_of: Callable[[str], str] | None = None,
     bare_in: Callable[[str], Bare] | None = None,
-    unpack: tuple[tuple[str, ...], ...] = (),
 ) -> tuple[Column, tuple[str, ...]]:
     """Read the folders of names as labels; also returns those beside them that may be classes.
 
     Parameters
     ----------
-    path_of, bare_in, unpack
+    path_of, bare_in
         As of `read_folders`.
     """
-    reading = read_folders(names, rules, where, path_of, bare_in, unpack)
+    reading = read_folders(names, rules, where, path_of, bare_in)
     folders = Folders(names)
     given = column_of([folder_at(name, reading.level) or None for name in folders.names])
     given = given.take(arrow_of(folders.codes))
