@@ -171,31 +171,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         files(FINDINGS[0], "CheX/train --labels CheX/train.csv", FINDINGS[1]),
         "v1={No~Finding} v2={Edema} v3={No~Finding+Mass}",
     ),
-    "findings as the source": (
-        files(FINDINGS[0], "CheX/train.csv --label-column Edema --label-kind number", FINDINGS[1]),
-        "v1 v2='1' v3",
-    ),
-    "land use": (
-        files(IN_CLASSES.format("EuroSAT/2750"), "EuroSAT/train.csv --label-column ClassName",
-              {"EuroSAT/train.csv": ",Filename,ClassName " + " ".join(
-                  f"{n},{c}/{name}.png,{c}" for n, (name, c) in enumerate(ANIMALS.items()))}),
-        READ_ANIMALS,
-    ),
     "splits with labels": (
         files(FLAT.format("kaggle/train") + " kaggle/test/t.png kaggle/test/u.png",
               "kaggle --labels kaggle/train.csv", {"kaggle/train.csv": f"id,label {NO_SUFFIX}"}),
         READ_ANIMALS,
-    ),
-    "eyes": (
-        files(" ".join(f"eyes/train/{n}_{side}.png" for n in range(3) for side in "lr"),
-              "eyes/trainLabels.csv", {"eyes/trainLabels.csv": "image,level " + " ".join(
-                  f"{n}_{side},{n}" for n in range(3) for side in "lr")}),
-        "0_l,0_r='0' 1_l,1_r='1' 2_l,2_r='2'",
-    ),
-    "lesions": (
-        files(FLAT.format("ham/part_1").replace("part_1/b", "part_2/b"), "ham/metadata.csv",
-              {"ham/metadata.csv": "image_id,dx,dx_type " + " ".join(
-                  f"{line},histo" for line in NO_SUFFIX.split())}), READ_ANIMALS,
     ),
     "pets": (
         files(" ".join(f"pets/images/{b}_{n}.png" for b in ("Bengal", "boxer") for n in range(3)),
@@ -213,13 +192,6 @@ REFUSED: dict[str, tuple[Case, str]] = {
             for split in ("train", "val") for name in CITIES), "city"),
         " ".join(f"{name}_leftImg8bit={name[:6]}" for name in CITIES),
     ),
-    "celebrities": (
-        files("celeba/img_align_celeba/0.png celeba/img_align_celeba/1.png "
-              "celeba/img_align_celeba/2.png celeba/img_align_celeba/3.png",
-              "celeba/list_attr_celeba.csv", {"celeba/list_attr_celeba.csv":
-              "image_id,Bald,Young 0.png,-1,1 1.png,1,1 2.png,-1,1 3.png,1,-1"}),
-        "0,2={Young} 1={Bald+Young} 3={Bald}",
-    ),
     "semicolons of a spreadsheet": (
         files(FLAT.format("sheet"), "sheet --labels sheet/list.csv",
               {"sheet/list.csv": "\ufeffDateiname;Klasse;Gewicht " + " ".join(
@@ -227,6 +199,44 @@ REFUSED: dict[str, tuple[Case, str]] = {
         READ_ANIMALS,
     ),
 }  # fmt: skip
+
+
+TABLES: dict[str, tuple[str, Case, str]] = {
+    "findings as the source": (
+        "CheX/train",
+        files(FINDINGS[0], "CheX/train.csv --label-column Edema --label-kind number", FINDINGS[1]),
+        "v1 v2='1' v3",
+    ),
+    "land use": (
+        "EuroSAT/2750",
+        files(IN_CLASSES.format("EuroSAT/2750"), "EuroSAT/train.csv --label-column ClassName",
+              {"EuroSAT/train.csv": ",Filename,ClassName " + " ".join(
+                  f"{n},{c}/{name}.png,{c}" for n, (name, c) in enumerate(ANIMALS.items()))}),
+        READ_ANIMALS,
+    ),
+    "eyes": (
+        "eyes/train",
+        files(" ".join(f"eyes/train/{n}_{side}.png" for n in range(3) for side in "lr"),
+              "eyes/trainLabels.csv", {"eyes/trainLabels.csv": "image,level " + " ".join(
+                  f"{n}_{side},{n}" for n in range(3) for side in "lr")}),
+        "0_l,0_r='0' 1_l,1_r='1' 2_l,2_r='2'",
+    ),
+    "lesions": (
+        "ham",
+        files(FLAT.format("ham/part_1").replace("part_1/b", "part_2/b"), "ham/metadata.csv",
+              {"ham/metadata.csv": "image_id,dx,dx_type " + " ".join(
+                  f"{line},histo" for line in NO_SUFFIX.split())}), READ_ANIMALS,
+    ),
+    "celebrities": (
+        "celeba/img_align_celeba",
+        files("celeba/img_align_celeba/0.png celeba/img_align_celeba/1.png "
+              "celeba/img_align_celeba/2.png celeba/img_align_celeba/3.png",
+              "celeba/list_attr_celeba.csv", {"celeba/list_attr_celeba.csv":
+              "image_id,Bald,Young 0.png,-1,1 1.png,1,1 2.png,-1,1 3.png,1,-1"}),
+        "0,2={Young} 1={Bald+Young} 3={Bald}",
+    ),
+}  # fmt: skip
+"""Tables beside the folder whose images they label, and that folder."""
 
 
 @pytest.mark.parametrize("layout", PLAIN)
@@ -241,6 +251,20 @@ def test_the_refusal_of_another_prints_the_command_that_builds_it(
 ) -> None:
     case, labels = REFUSED[layout]
     assert builds.choices(case(builds.root))[0] == read(labels)
+
+
+@pytest.mark.parametrize("layout", TABLES)
+def test_a_table_whose_files_are_not_there_labels_the_folder_that_has_them(
+    layout: str, builds: Builds
+) -> None:
+    folder, case, labels = TABLES[layout]
+    table, *flags = case(builds.root).split()
+    assert builds.refused(" ".join([table, *flags])) == []
+    assert "build that folder with --labels" in " ".join(builds.printed.split())
+    labelled = " ".join([folder, "--labels", table, *flags])  # the advice
+    is_clear = layout not in ("lesions", "celebrities")
+    built = builds.labels(labelled) if is_clear else builds.choices(labelled)[0]
+    assert built == read(labels)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ def label_of(classes: tuple[str, ...], label: Any) -> Any:
 
 def commands_in(printed: str) -> list[list[str]]:
     """The arguments of the commands that a refusal prints."""
-    lines = re.findall(r"^  (?:.* && )?precache (build .*)$", printed, re.MULTILINE)
+    lines = re.findall(r"^  precache (build .*)$", printed, re.MULTILINE)
     return [shlex.split(line) for line in lines]
 
 
@@ -120,8 +119,6 @@ class Builds:
         """Build what must be refused; returns the labels of each command that is printed."""
         commands = self.refused(source, *flags)
         refusal = self.printed
-        for command in re.findall(r"^  (.*) && precache build ", refusal, re.MULTILINE):
-            subprocess.run(command, shell=True, check=True, cwd=self.root)
         choices = []
         for number, command in enumerate(commands):
             store = f"choice{self._count}{number}.store"

@@ -15,16 +15,13 @@ identity before they are fetched.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import os
-import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,13 +35,10 @@ from precache.runtime.threads import prefetch
 from precache.storage.backends import WEB
 from precache.storage.base import NOT_UTF8, FileInfo, Folder, is_name, left_out_text
 from precache.store.columns import Texts, arrow_of
-from precache.store.labels import are_classes, has_label
 from precache.store.locations import Locations
-from precache.store.row_table import RowTable
 from precache_workers.sources.base import (
     IMAGE,
     UNSEEN,
-    Doubt,
     Fetched,
     Folders,
     Listing,
@@ -57,7 +51,7 @@ from precache_workers.sources.base import (
     located,
 )
 from precache_workers.sources.columns import ChosenColumns, choose, plain_name, usual_among
-from precache_workers.sources.container_names import REQUESTS, common_start
+from precache_workers.sources.container_names import REQUESTS
 from precache_workers.sources.containers import (
     NamedFiles,
     Rows,
@@ -71,7 +65,6 @@ from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
 from precache_workers.sources.listings import ColumnEvidence, Members, doubt_of_rivals
-from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
 from precache_workers.sources.tables import (
@@ -89,9 +82,6 @@ URI_NAMES = (
     "image_path", "image_url", "img", "img_path", "photo",
 )  # fmt: skip
 """Usual names of the column of URIs; the first that a table has is used."""
-
-MOST_LOOKED_AT = 1 << 18
-"""Files and folders beside a table among which those that it names are looked for."""
 
 WAY_OUT = "remove all but one, or name samples by --key-column"
 """Way out of several rows of one key."""
@@ -160,40 +150,29 @@ class ManifestSource(NamedFiles):
         for name, column in (("size", arrow_of(sizes)), ("mtime_ns", arrow_of(mtimes)),
             ("etag", Texts(etags).arrow)):  # fmt: skip
             scans.rows = with_column(scans.rows, name, column)
+        self._require_some(locations, sizes)
         tick(len(keys))
         read = self.spec.columns.inputs
         listing = scans.listing(Locations.alone(scans.rows["place"]), file_states)
         listing = of_inputs(listing, read.names, image=read.image)
-        place = self._doubt_of_place(locations, bool(max(numbers[:, 0]) >= 0), listing.table)
         of_folders = notes_of_folders(Folders(locations).names)
         return replace(
             listing,
             complete=complete,
             notes=(*whole.lines, *of_folders, *listing.notes),
-            doubts=(*listing.doubts, *place),
         )
 
-    def _doubt_of_place(self, locations: Texts, is_there: bool, table: RowTable) -> Sequence[Doubt]:
-        """Return the doubt about a table whose first file is not there, and that names images in
-        another folder below its own."""
-        root, location = self.folder.local(""), locations[0]
-        if root is None or "://" in location or is_there:
-            return []
-        if (folder := _folder_named(root / Path(str(self)).name, [locations])) is None:
-            return []
-        text = (
-            f"{self} names {printable(location)!r}, which is not there, and images in {folder} "
-            "have the names of its rows"
-        )
-        kind = []  # as numbers in a file of labels can be read otherwise
-        if not table.classes and self.spec.rules.kind is None and has_label(table.labels).any():
-            kind = ["--label-kind", "number" if are_classes(table.labels) else "value"]
-        way: tuple[Sequence[str], str]
-        named = str(folder), "--labels", str(self), *kind
-        way = named, "builds that folder, labelled by the table"
-        if self.spec.columns.image or self.spec.columns.key:  # which no folder has
-            way = (), f"{shlex.join(way[0])} {way[1]}"
-        return [Doubt.of(text, way, ((), "write the folder into the table"))]
+    def _require_some(self, locations: Texts, sizes: np.ndarray) -> None:
+        """Raise `SourceError` if no file of a disk is there that tables name."""
+        if max(sizes) >= 0 or any("://" in location for location in locations):
+            return
+        root = self.folder.local("")
+        if root is not None:
+            raise SourceError(
+                f"none of the {len(locations):,} files that {self} names is there, such as "
+                f"{printable(str(root / locations[0]))}: write their folder into the table, or if "
+                f"its rows label the images of a folder, build that folder with --labels {self}"
+            )
 
     def _scan(self, file: FileInfo, members: Members) -> Iterator[Rows]:
         """Yield the rows of a table."""
@@ -202,7 +181,7 @@ class ManifestSource(NamedFiles):
 
         def wanted(schema: Any, batch: Batch | None = None) -> Iterable[str]:
             def guess(schema: Any, features: object) -> str:
-                return _uri_column(schema.names, where, batch, self.folder.local(file.name))
+                return _uri_column(schema.names, where, batch)
 
             nonlocal chosen
             chosen = choose(schema, self.spec.columns, where, guess, typed=batch is None)
@@ -374,18 +353,11 @@ def _is_uri(name: str) -> bool:
     return is_image(name) or "://" in name
 
 
-def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Path | None) -> str:
+def _uri_column(names: Sequence[str], where: str, batch: Batch | None) -> str:
     """Return the column of URIs: one of a usual name, or the only one with names of images.
-
-    Parameters
-    ----------
-    table
-        The file of the table, if it is local.
 
     Raises
     ------
-    ChoiceError
-        There is none, and images below its folder are called as a column says.
     SourceError
         There is none.
     """
@@ -398,32 +370,10 @@ def _uri_column(names: Sequence[str], where: str, batch: Batch | None, table: Pa
         return named[0]
     text = f"{where} has no column of URIs; its first line names {', '.join(map(repr, names[:20]))}"
     name_it = _NAMED if is_row else f"let the first line name it {' or '.join(URI_NAMES[:3])}"
-    if batch is not None and table is not None:
-        columns = [[*map(str, cells)] for cells in batch.columns.values()]
-        if (folder := _folder_named(table, columns)) is not None:
-            kind = [] if where.lower().endswith(TABLE_SUFFIXES) else ["--source-kind", "folder"]
-            words = str(folder), "--labels", where, *kind
-            labelled = words, "labels the images of that folder by its rows"
-            raise choice_error([Doubt.of(text, labelled, ((), name_it))])
     how = f"Choose one by --image-column, or {name_it}" if not is_row else _NAMED.capitalize()
     raise SourceError(
         f"{text}. {how}. If its rows label the images of a folder, build that folder with --labels"
     )
-
-
-def _folder_named(table: Path, columns: Sequence[Sequence[str]]) -> Path | None:
-    """Return the folder of images that most values of a column of a table name: one that is called
-    as the table, else one below the folder of the table; None for none."""
-    for root in (table.with_suffix(""), table.parent):
-        paths = itertools.islice(root.rglob("*"), MOST_LOOKED_AT)
-        images = [path.relative_to(root).as_posix() for path in paths if is_image(path.name)]
-        keys = SampleKeys(images, str(root))
-        for values in columns:
-            fit = keys.fit(values)
-            if fit is not None and 2 * fit.samples > len({*values}):
-                named = {images[row].rpartition("/")[0] for row in fit.rows if row >= 0}
-                return root.joinpath(*common_start([folder.split("/") for folder in named]))
-    return None
 
 
 def _look(evidence: ColumnEvidence, batch: Batch) -> None:
