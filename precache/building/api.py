@@ -197,8 +197,8 @@ def build(
         hole; with the address ``serial`` it ends the build, or this process if it holds the
         interpreter's lock.
     source_kind
-        Kind of the source: ``folder``, ``tar``, ``parquet``, ``zip``, ``npy``, ``manifest``, or one
-        of a plug-in; by default it follows from the suffix.
+        Kind of the source: ``folder``, ``tar``, ``parquet``, ``zip``, ``npy`` or ``manifest``;
+        by default it follows from the suffix.
     image_column, label_column, key_column
         Columns of a table with images or their URIs, labels, and names of samples. By default the
         first two are guessed, and a sample's key is its place, or its URI. The type of the labels

@@ -1,15 +1,10 @@
-"""Kinds of sources, built in or from plug-ins, selected by scheme, suffix or name.
-
-A plug-in declares an entry point of the group ``precache.sources`` whose name is that of the kind
-and whose object is a `SourceKind`. It is used if the user names it.
-"""
+"""Kinds of sources, selected by scheme, suffix or name."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +35,6 @@ from precache_workers.sources.tf_records import TFRecordFormat
 from precache_workers.sources.zip_archives import ZipFormat
 from precache_workers.user_code.identity import code_digest
 from precache_workers.user_code.loading import load_object
-
-ENTRY_POINTS = "precache.sources"
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,7 @@ def open_source(source: str, storage_options: StorageOptions = None, **options: 
     UsageError
         The kind is unknown or has no columns, or the pattern is malformed.
     SourceError
-        The kind cannot be read, or its plug-in cannot be loaded.
+        The kind cannot be read.
     """
     spec = SourceSpec(source, storage_options, **options)
     chosen, sample_name = _kind_of(spec), spec.sample_name
@@ -183,21 +176,16 @@ def has_columns(source: str, storage_options: StorageOptions, kind: str | None) 
 
 
 def kind_of_name(name: str) -> str:
-    """Return the built-in kind with the scheme or suffix of a name; empty if there is none."""
+    """Return the kind with the scheme or suffix of a name; empty if there is none."""
     return next((kind for kind, value in KINDS.items() if value.fits(name)), "")
 
 
 def _kind_of(spec: SourceSpec) -> SourceKind:
     source, name = spec.uri, spec.kind
     if name is not None:
-        plug_ins = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
         if name in KINDS:
             return KINDS[name]
-        if name in plug_ins:
-            return _loaded(plug_ins[name])
-        raise UsageError(
-            f"there is no source kind {name!r}; choose one of {', '.join([*KINDS, *plug_ins])}"
-        )
+        raise UsageError(f"there is no source kind {name!r}; choose one of {', '.join(KINDS)}")
     if "://" not in source and os.path.isdir(local_path(source)):  # noqa: PTH112 - no error
         folder = local_path(source)
         if (folder / "data.mdb").is_file():
@@ -212,15 +200,3 @@ def _kind_of(spec: SourceSpec) -> SourceKind:
     if container_noun(file) and open_folder(source, spec.storage_options).kind() == "file":
         raise SourceError(f"the source {file} is {unread_container(file)}")
     return KINDS["folder"]
-
-
-def _loaded(entry: metadata.EntryPoint) -> SourceKind:
-    try:
-        kind = entry.load()
-    except Exception as error:  # plug-ins may raise anything at import
-        raise SourceError(f"the source plug-in {entry.name} cannot be loaded: {error!r}") from None
-    if not isinstance(kind, SourceKind):
-        raise SourceError(
-            f"the source plug-in {entry.name} is a {type(kind).__name__}, not a SourceKind"
-        )
-    return kind
