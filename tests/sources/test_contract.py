@@ -4,10 +4,8 @@ import gzip
 import io
 import os
 import re
-import sys
 import tarfile
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -312,69 +310,6 @@ def test_damaged_bytes_are_refused_or_lead_into_the_container(
         return
     for one in samples:
         assert isinstance(one, SampleError | FetchError) or one.nbytes <= len(whole)
-
-
-# --- plug-ins -----------------------------------------------------------------------------------
-
-PLUG_IN = """
-    import numpy as np
-    from precache.errors import FetchError
-    from precache.store.row_table import RowTable
-    from precache_workers.sources.base import Listing, Sample
-    from precache_workers.sources.kinds import SourceKind
-
-    class Counted:
-        labels_with_samples, fetch_threads, index_name = False, 1, ""
-
-        def __init__(self, count):
-            self.count = count
-
-        def list(self, tick, seconds=0.0, index=None):
-            tick(self.count)
-            keys = [str(n) for n in range(self.count)]
-            return Listing(RowTable.of_keys(keys, etags=["1"] * self.count))
-
-        def fetch(self, keys, sizes, locations=()):
-            known = {str(n) for n in range(self.count)}
-            return [
-                Sample({"x": np.full(4, int(key))}, content=key) if key in known
-                else FetchError(f"no sample {key!r}")
-                for key in keys
-            ]
-
-        def file_of(self, key, location=None):
-            return None
-
-    def counted(spec):
-        return Counted(int(spec.uri))
-
-    KIND = SourceKind(counted)
-"""
-
-
-@pytest.fixture
-def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed package with a source of its own."""
-    (tmp_path / "counted.py").write_text(textwrap.dedent(PLUG_IN), "utf-8")
-    info = tmp_path / "counted-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counted\nVersion: 1\n", "utf-8")
-    (info / "entry_points.txt").write_text("[precache.sources]\ncount = counted:KIND\n", "utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("counted", None)
-
-
-def test_a_plug_in_is_found_by_its_name(plug_in: None, tmp_path: Path) -> None:
-    assert len(check_source(open_source("8", kind="count")).table) == 8
-    with pytest.raises(precache.UsageError, match=r"no source kind 'counts'; choose .*count"):
-        open_source("8", kind="counts")
-
-
-def test_a_plug_in_that_is_none_is_named(plug_in: None, tmp_path: Path) -> None:
-    (tmp_path / "counted.py").write_text("KIND = 1", "utf-8")
-    with pytest.raises(precache.SourceError, match="the source plug-in count is a int"):
-        open_source("7.count", kind="count")
 
 
 class Backwards(FolderSource):
