@@ -98,11 +98,6 @@ REFUSED: dict[str, Reading] = {
         files("in/ill/images/a.png in/ill/masks/a.png in/well/images/b.png in/well/masks/b.png",
               source), "a=ill b=well", "a column of each, and the classes 'ill', 'well'",
     ) for source in ("in", "'in/{**/images/*,**/masks/*}'")},
-    "a list without names of columns": Reading(
-        files(IN_ABC, "l.lst --source-kind manifest",
-              {"l.lst": "in/a.png,cat in/b.png,dog in/c.png,cat"}), "a,c=cat b=dog",
-        "or write a line above it that names the columns",
-    ),
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
@@ -234,17 +229,6 @@ REFUSED: dict[str, Reading] = {
               {"l.csv": "path,label 0.png,1 1.png,1 2.png,0 3.png,0"}),
         "0,1=bee 2,3=ant",
     ),
-    # tables beside folders
-    "a table beside the folder of its files": Reading(
-        files("train/a.png train/b.png", "train.csv",
-              {"train.csv": "id,label a.png,cat b.png,dog"}),
-        "a=cat b=dog", "build train refused.store",
-    ),
-    **{f"a table of {column} beside two folders of the same names": Reading(
-        files("train/a.png train/b.png test/a.png test/b.png", "train.csv",
-              {"train.csv": f"{column},label a.png,cat b.png,dog"}),
-        "a=cat b=dog", "build train refused.store",
-    ) for column in ("id", "path")},
 }  # fmt: skip
 """A * in place of labels stands for any."""
 
@@ -398,6 +382,20 @@ BUILT: dict[str, Reading] = {
 }  # fmt: skip
 
 WRONG: dict[str, tuple[Case, str]] = {
+    "a table of another machine": (
+        files("in/photos/a.png", "in/list.csv", {"in/list.csv": "path,label /x/photos/a.png,cat"}),
+        "such as /x/photos/a.png: write their folder into the table, or if its rows label the",
+    ),
+    **{f"a table of {column} beside the folders of its files": (
+        files("train/a.png train/b.png test/a.png test/b.png", "train.csv",
+              {"train.csv": f"{column},label a.png,cat b.png,dog"}),
+        "build that folder with --labels",
+    ) for column in ("id", "path")},
+    "a list without names of columns": (
+        files(IN_ABC, "l.lst --source-kind manifest",
+              {"l.lst": "in/a.png,cat in/b.png,dog in/c.png,cat"}),
+        "Write a line above it that names the columns, such as uri,label",
+    ),
     "a table with a level": (
         files("a.png b.png", "list.csv --label-level 2",
               {"list.csv": "path,label a.png,cat b.png,dog"}),

@@ -165,35 +165,9 @@ REFUSALS: dict[str, tuple[Case, int]] = {
               "0 --label-level 0"), 2,
     ),
     # files of samples
-    "a table that lies elsewhere": (
-        files("in/photos/a.png", "in/list.csv", {"in/list.csv": "path,label a.png,cat"}), 1,
-    ),
-    "a table of names without suffixes": (
-        files("in/photos/a.png in/photos/b.png", "in/list.csv",
-              {"in/list.csv": "key,label a,cat b,dog"}), 1,
-    ),
     "labels of few samples": (
         files(" ".join(f"in/{number}.png" for number in range(10)), "in --labels l.csv",
               {"l.csv": "key,label 0.png,cat 1.png,dog"}), 1,
-    ),
-    "a table of another machine": (
-        files("in/photos/a.png in/photos/b.png", "in/list.csv",
-              {"in/list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
-    ),
-    "a table of another machine with numbers": (
-        files("in/photos/a.png in/photos/b.png", "in/list.csv",
-              {"in/list.csv": "path,label /x/photos/a.png,2 /x/photos/b.png,10"}), 1,
-    ),
-    "a table of another machine, beside the store": (
-        files("photos/a.png photos/b.png", "list.csv",
-              {"list.csv": "path,label /x/photos/a.png,cat /x/photos/b.png,dog"}), 1,
-    ),
-    "a table of another machine, in the folder of the store": (
-        files("a.png b.png", "list.csv", {"list.csv": "path,label /x/a.png,cat /x/b.png,dog"}), 0,
-    ),
-    "a table of another machine, with its column of images": (
-        files("in/photos/a.png", "in/list.csv --image-column path",
-              {"in/list.csv": "path,label /x/photos/a.png,cat"}), 0,
     ),
     # columns
     "two columns of numbers as keys": (
