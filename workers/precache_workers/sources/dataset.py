@@ -526,13 +526,12 @@ def _labels(targets: Any, classes: tuple[str, ...], count: int, rules: LabelRule
     numbers = labels.shape == (count,) and labels.dtype.kind in "iub"
     if numbers and int(labels.max()) >= 1 << 63:
         raise _no_labels(labels, count)
-    if numbers and labels.min() >= 0 and rules == NO_RULES:
-        _require_class(int(labels.max()), classes, where)
-        return DatasetLabels(classes, values, labels.astype(np.int64))
     if _length(targets) != count or isinstance(targets, str | bytes | Mapping | Set):
         raise _no_labels(labels, count)
     listed = classes or _categories(targets)
-    column = column_of([_label(row, some) for row, some in enumerate(values)], where)
+    column = pa.array(labels.astype(np.int64)) if numbers else None
+    if column is None:
+        column = column_of([_label(row, some) for row, some in enumerate(values)], where)
     if kind_of(column.type) is None:
         floats = labels.dtype.kind == "f" and labels.ndim == 1
         column = column.cast(pa.float64() if floats else pa.large_list(pa.int64()))
@@ -548,14 +547,6 @@ def _categories(targets: Any) -> tuple[str, ...]:
     """Return the categories of a column of pandas, in their order; empty if there are none."""
     categories = getattr(getattr(targets, "cat", targets), "categories", ())
     return tuple(categories) if all(isinstance(name, str) for name in categories) else ()
-
-
-def _require_class(highest: int, classes: Sequence[str], where: str) -> None:
-    if classes and highest >= len(classes):
-        raise SourceError(
-            f"{where} have the class number {highest}, and `classes` names {len(classes)} classes, "
-            "numbered from 0"
-        )
 
 
 def _no_labels(labels: np.ndarray, count: int) -> SourceError:
