@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from precache.errors import ChoiceError, Hole, SourceError, StorageError, UsageError
-from precache.maintenance.location import require_apart
 from precache.messages import printable, shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import BAD_SAMPLES, Folder, left_out_text
@@ -600,18 +599,6 @@ def _for_recipe(request: Request, source: Source, doubt: Doubt) -> Doubt:
     return replace(doubt, choices=tuple(choices or [other]))
 
 
-def _apart(request: Request, doubt: Doubt) -> Doubt:
-    """Say of choices of folders that hold the store that it cannot stay there."""
-    choices = [*doubt.choices]
-    for number, (way, when) in enumerate(choices):
-        if request.store and not is_flag(way):
-            try:
-                require_apart(request.store, way[0], request.storage_options)
-            except UsageError:
-                choices[number] = (), f"`{shlex.join(way)}` {when}, and the store elsewhere"
-    return replace(doubt, choices=tuple(choices))
-
-
 def _labelled(
     request: Request,
     source: Source,
@@ -656,11 +643,10 @@ def _labelled(
                 doubts=parts if is_folder else (),
             )
         except ChoiceError as error:
-            all_doubts = [*error.doubts, *doubts]
-            raise choice_error([_apart(request, doubt) for doubt in all_doubts]) from None
+            raise choice_error([*error.doubts, *doubts]) from None
     if doubts:
         doubts = [_for_recipe(request, source, doubt) for doubt in doubts]
-        raise choice_error([_apart(request, doubt) for doubt in doubts])
+        raise choice_error(doubts)
     if request.classes is not None and frozen is not None:
         if source.labels_with_samples and not has_label(table.labels).any():
             raise SourceError(
