@@ -286,7 +286,7 @@ class Folder(ABC):
 
         If several processes create one object, one succeeds. In a bucket all that create the same
         bytes succeed, since a request is retried if its answer is lost. The bytes must not be
-        empty: without hard links and exclusive renames, an empty file marks one in creation.
+        empty: without hard links, an empty file marks one in creation.
         """
 
     @abstractmethod

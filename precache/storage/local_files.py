@@ -42,18 +42,11 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-_AT_FDCWD = -100
-"""The current folder, in ``linux/fcntl.h``."""
-
-_NOREPLACE = 1
-"""Flag of renameat2(2), in ``linux/fs.h``."""
-
-_NO_SUCH_WAY = frozenset(
+_NO_LINKS = frozenset(
     (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
      errno.EMLINK, errno.EXDEV)
 )  # fmt: skip
-"""Errors of a file system that does not know a way to publish a file; EXDEV if it links only within
-a folder."""
+"""Errors of a file system without hard links; EXDEV if it links only within a folder."""
 
 _NO_SYNC = frozenset(
     (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EISDIR)
@@ -255,37 +248,22 @@ def replace(temporary: Path, target: Path) -> bool:
 def publish(temporary: Path, target: Path) -> bool:
     """Give a file a name that is free; returns False if it is taken.
 
-    By a hard link; on a disk without them (FAT, SMB, some of FUSE), by a rename that replaces
-    nothing; without these, by an empty file that takes the name and is then replaced. A kill
-    between the two leaves the empty file.
+    By a hard link; on a disk without them (FAT, SMB, some of FUSE), by an empty file that takes the
+    name and is then replaced. A kill between the two leaves the empty file.
     """
-    ways = (os.link, rename, _take_and_rename)
-    for way in ways:
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         try:
-            way(temporary, target)
+            target.touch(exist_ok=False)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in _NO_SUCH_WAY or way is ways[-1]:
-                raise
-        else:
-            return True
-    raise AssertionError("unreachable")
-
-
-def rename(source: Path, target: Path) -> None:
-    """Rename without replacing: Linux's ``renameat2``."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _take_and_rename(temporary: Path, target: Path) -> None:
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-    temporary.replace(target)
+        temporary.replace(target)
+    return True
 
 
 def make_folder(path: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import precache
 from precache.errors import BuildError, StorageError, StoreError
-from precache.storage import local_files
 from precache.storage.local import LocalFolder
 from precache.store.commit_log import (
     Log,
@@ -193,7 +192,7 @@ def commit_when_told(root: Path, racer: int, links: bool) -> None:
     """Eight commits, once ``go`` is there; on a disk with hard links or without."""
     if not links:
         refuse = Mock(side_effect=OSError(errno.EPERM, "no links"))
-        os.link = local_files.rename = refuse  # in a process of its own
+        os.link = refuse  # in a process of its own
     Path(root, f"ready-{racer}").touch()
     poll((root / "go").exists, "the start")
     for number in range(8):

@@ -5,7 +5,6 @@ and macOS's own kernel are not imitated.
 """
 
 import contextlib
-import ctypes
 import errno
 import importlib
 import io
@@ -59,7 +58,6 @@ def become() -> None:
     for name in ("pread", "preadv", "pwrite", "writev"):
         setattr(os, name, _up_to_int_max(getattr(os, name)))
     os.unlink = os.remove = _unlink(os.unlink)
-    ctypes.CDLL.__getattr__ = _symbol(ctypes.CDLL.__getattr__)  # type: ignore[method-assign]
     multiprocessing.set_start_method("spawn", force=True)
     sys.platform = "darwin"
 
@@ -99,12 +97,3 @@ def _unlink(unlink: Callable[..., None]) -> Callable[..., None]:
         unlink(path, dir_fd=dir_fd)
 
     return called
-
-
-def _symbol(find: Callable[[ctypes.CDLL, str], Any]) -> Callable[[ctypes.CDLL, str], Any]:
-    def found(library: ctypes.CDLL, name: str) -> Any:
-        if name == "renameat2":
-            raise AttributeError(name)
-        return find(library, name)
-
-    return found
