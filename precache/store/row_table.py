@@ -18,7 +18,7 @@ import numpy as np
 from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, Hole, StoreError
 from precache.store.arrays import as_json, group_document, label_form, parse_json, row_array
-from precache.store.columns import GrowingTexts, Texts, arrow_of, joined_texts
+from precache.store.columns import GrowingTexts, Texts
 from precache.store.commit_log import ROOT
 from precache.store.json_documents import TableAttributes
 from precache.store.labels import are_classes, narrow
@@ -75,8 +75,8 @@ def place_digest(place: str) -> str:
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-DIGESTED_ROWS = 4096
-"""Rows of a table that are one JSON document in its digest."""
+DIGESTED_ROWS = 1 << 16
+"""Texts whose bytes, and where each ends, are digested together."""
 
 MIN_ROW_NBYTES = 8
 """Bytes of memory that a row takes at least, however few are stored."""
@@ -241,32 +241,17 @@ class RowTable:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over all attributes but the locations."""
-        whole = [self.classes, sorted(self.removed), self.labels_with_samples, self.source]
-        digest = hashlib.sha256(json.dumps(whole).encode())
-        columns = [self.sizes, self.mtimes]
-        if are_classes(self.labels):
-            columns.append(self.labels)
-        for start in range(0, len(self), DIGESTED_ROWS):
-            some = slice(start, start + DIGESTED_ROWS)
-            texts = self.keys[some], self.etags[some]
-            digest.update(_json_rows(texts, [column[some] for column in columns]))
-        if not are_classes(self.labels):
-            digest.update(json.dumps([self.labels.dtype.name, self.labels.shape]).encode())
-            digest.update(self.labels.astype(self.labels.dtype.newbyteorder("<")).data)
+        known = [self.classes, sorted(self.removed), self.labels_with_samples, self.source]
+        kind = [self.labels.dtype.name, self.labels.shape]
+        digest = hashlib.sha256(json.dumps([*known, *kind]).encode())
+        for numbers in (self.sizes, self.mtimes, self.labels):
+            digest.update(numbers.astype(numbers.dtype.newbyteorder("<"), order="C", copy=False))
+        for texts in (self.keys, self.etags):
+            for start in range(0, len(self), DIGESTED_ROWS):
+                data, ends = texts[start : start + DIGESTED_ROWS].data
+                digest.update(ends.astype("<i8"))
+                digest.update(data)
         return digest.hexdigest()
-
-
-def _json_rows(texts: Sequence[Texts], numbers: Sequence[np.ndarray]) -> bytes:
-    """Return the rows of some columns, texts first, as `json.dumps` writes them as lists."""
-    if any(text.matching(r"[^ !#-\[\]-~]").any() for text in texts):  # some are escaped
-        columns = (*texts, *(column.tolist() for column in numbers))
-        return json.dumps([*zip(*columns, strict=True)]).encode()
-    cells = [
-        *(part for text in texts for part in ('"', text, '", ')),
-        *(part for column in numbers for part in (Texts(arrow_of(column)), ", ")),
-    ]
-    rows = joined_texts(["[", *cells[:-1], "], "])
-    return b"".join((b"[", memoryview(rows.arrow.buffers()[2])[:-2], b"]"))
 
 
 # --- stored tables ------------------------------------------------------------------------------
