@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precache.errors import UsageError
-from precache.maintenance.scan import CLOCK
 from precache.messages import shown
 from precache.storage.backends import EXTRAS, WEB
 from precache.storage.base import Folder
@@ -19,7 +18,7 @@ from precache.store.lease import LEASES_FOLDER
 from precache.store.open import possible_versions, split_uri
 from precache.store.row_table import LISTINGS_FOLDER
 
-_OWN_FOLDERS = {CLOCK, LEASES_FOLDER, LISTINGS_FOLDER}
+_OWN_FOLDERS = {LEASES_FOLDER, LISTINGS_FOLDER}
 _NAMED = 3
 """Foreign files that an error names."""
 

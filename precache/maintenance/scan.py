@@ -29,9 +29,6 @@ from precache.store.build_status import DESCRIPTION, BuildStatus, read_build
 from precache.store.commit_log import BUILD, ROOT, VERSION, Log, id_of, read_log
 from precache.store.json_documents import LogEntry
 
-CLOCK = "_clock"
-"""Folder of a bucket for objects that are put to read its time."""
-
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _TABLES = "(shards|_checks|_sums|rows)"
 _SCRATCH = (
@@ -216,23 +213,10 @@ def dated_commits(store: Folder, log: Log) -> list[LogEntry]:
 
 def store_clock(store: Folder) -> Callable[[], float]:
     """Return a clock of Unix time by the store's clock, which is read once by writing."""
-    now = _touch(store)
+    name = f"commits/{uuid.uuid4().hex}"
+    store.put(name, [b"now"])
+    written = store.info(name)
+    store.remove(name)
+    now = written.mtime_ns / 1e9 if written and written.mtime_ns > 0 else time.time()
     started = time.monotonic()
     return lambda: now + time.monotonic() - started
-
-
-def _touch(store: Folder) -> float:
-    path = store.local("")
-    if path is not None:
-        try:
-            os.utime(path)  # needs no space on the disk
-            return path.stat().st_mtime
-        except OSError as error:
-            raise StorageError(f"cannot write to {path}: {error.strerror}") from error
-    while True:
-        name = uuid.uuid4().hex
-        store.put(f"{CLOCK}/now/{name}", [b"now"])
-        times = {entry.name: entry.mtime for entry in list_objects(store.folder(f"{CLOCK}/now"))}
-        store.remove(f"{CLOCK}/now")  # also those of killed runs
-        if name in times:  # unless another run removed it
-            return times[name] if times[name] < math.inf else time.time()
