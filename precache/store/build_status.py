@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from dataclasses import dataclass
 
 from precache.errors import StoreError
-from precache.runtime.threads import prefetch
 from precache.storage.base import Folder
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.json_documents import Identity
@@ -22,9 +20,6 @@ FROZEN_ROWS = f"{BUILD}/rows.zip"
 
 COPY = f"{BUILD}/copy.json"
 """Root of the version of which a folder is an unfinished copy."""
-
-REMOVALS = 16
-"""Objects of a bucket that are removed at the same time."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +82,5 @@ def remove_folder(store: Folder, version: str) -> None:
     A kill at any moment is safe: the next `gc` finishes the removal.
     """
     store.remove(f"{version}/{ROOT}")
-    if store.local(version) is None:
-        while names := store.sizes(version):
-            deque(prefetch(store.remove, names, REMOVALS, 2 * REMOVALS), maxlen=0)
-        return
     while store.exists(version):  # another process may put or remove files at the same time
         store.remove(version)
