@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from precache.errors import PrecacheError, StorageError, StoreError
@@ -17,11 +17,12 @@ from precache.storage.open import StorageOptions, open_folder
 from precache.store.commit_log import read_log, short
 from precache.store.layout import CHECK_NBYTES, INDEX_CHECKSUM_NBYTES, INDEX_ENTRY_NBYTES
 from precache.store.open import open_version, split_uri
-from precache.store.tree import CHECKSUM, Flaw
+from precache.store.tree import CHECKSUM
 from precache.store.version import VERIFY_HINT, Version
 from precache.units import counted, size
 
 LOST = "it is missing, or of another size than was written"
+MISPLACED = "it is another shard than was written"
 
 SHARDS_AT_ONCE = 256
 """Shards of which the end is read at a time."""
@@ -128,7 +129,7 @@ def verify(
 
 
 def _verify(version: Version, tick: Tick) -> Verified:
-    damage = [Damage(flaw.name, flaw.reason) for flaw in version.flaws()]
+    damage = [Damage(*flaw) for flaw in version.flaws().items()]
     unchecked: list[str] = []
     objects = nbytes = 0
     for name in version.stored:
@@ -210,20 +211,18 @@ def require_whole(version: Version, advice: str) -> None:
 
     Of a shard, its size and the end of its last chunk are compared.
     """
-    flaws = version.flaws() or [Flaw(leaf.name, LOST) for leaf in version.lost_objects().values()]
-    flaws = flaws or [flaw for name in version.stored for flaw in _misplaced(version, name)]
-    if flaws:
+    flaws = version.flaws() or {leaf.name: LOST for leaf in version.lost_objects().values()}
+    for name in version.stored if not flaws else ():
+        flaws |= dict.fromkeys(_misplaced(version, name), MISPLACED)
+    for name, reason in flaws.items():
         more = f", and {len(flaws) - 1} others" if len(flaws) > 1 else ""
-        raise StoreError(
-            f"version {version.id} is damaged: {flaws[0].name}: {flaws[0].reason}{more}; {advice}"
-        )
+        raise StoreError(f"version {version.id} is damaged: {name}: {reason}{more}; {advice}")
 
 
-def _misplaced(version: Version, array: str) -> list[Flaw]:
-    """Find shards of a field whose last chunk ends in another checksum than was written."""
+def _misplaced(version: Version, array: str) -> Iterator[str]:
+    """Yield shards of a field whose last chunk ends in another checksum than was written."""
     layout, leaves = version.arrays[array], version.shard_leaves(array)
     behind = CHECK_NBYTES + layout.object_chunks * INDEX_ENTRY_NBYTES + INDEX_CHECKSUM_NBYTES
-    flaws = []
     for start in range(0, len(leaves), SHARDS_AT_ONCE):
         part = leaves[start : start + SHARDS_AT_ONCE]
         ranges = [(leaf.name, leaf.size - behind, CHECK_NBYTES) for leaf in part]
@@ -231,5 +230,4 @@ def _misplaced(version: Version, array: str) -> list[Flaw]:
         for number, (leaf, data) in enumerate(zip(part, read, strict=True), start):
             last = (len(layout.rows_of(number)) - 1) // layout.chunk_rows
             if required(data) != version.checks(array, number)[last].astype("<u4").tobytes():
-                flaws.append(Flaw(leaf.name, "it is another shard than was written"))
-    return flaws
+                yield leaf.name

@@ -245,12 +245,13 @@ class RowTable:
         kind = [self.labels.dtype.name, self.labels.shape]
         digest = hashlib.sha256(json.dumps([*known, *kind]).encode())
         for numbers in (self.sizes, self.mtimes, self.labels):
-            digest.update(numbers.astype(numbers.dtype.newbyteorder("<"), order="C", copy=False))
+            little = numbers.dtype.newbyteorder("<")
+            digest.update(numbers.astype(little, order="C", copy=False).data)
         for texts in (self.keys, self.etags):
             for start in range(0, len(self), DIGESTED_ROWS):
                 data, ends = texts[start : start + DIGESTED_ROWS].data
-                digest.update(ends.astype("<i8"))
-                digest.update(data)
+                digest.update(ends.astype("<i8").data)
+                digest.update(data.data)
         return digest.hexdigest()
 
 

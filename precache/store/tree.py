@@ -41,20 +41,6 @@ _DIGEST = re.compile(rb'"digest": "([0-9a-f]{32})"')
 _UNSEALED = b"0" * 32
 
 
-@dataclass(frozen=True)
-class Flaw:
-    """An object that is not the one that was written.
-
-    Attributes
-    ----------
-    name
-        Name below the version's folder.
-    """
-
-    name: str
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """Name of an object below its version's folder, its size in bytes and its XXH3-128."""
@@ -255,8 +241,8 @@ def spare_of(folder: Folder, leaves: Iterable[Leaf], wanted: Leaf) -> bytes | No
     return None if wanted.fault(data) else data
 
 
-def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator[Flaw]:
-    """Compare the spare copy with what it is a copy of.
+def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator[tuple[str, str]]:
+    """Compare the spare copy with what it is a copy of: yields names and what is wrong there.
 
     Parameters
     ----------
@@ -266,13 +252,13 @@ def spare_flaws(folder: Folder, root: bytes, leaves: Iterable[Leaf]) -> Iterator
     parts = [*leaves, Leaf.of("", root + len(root).to_bytes(_LENGTH, "little"))]
     copy, start = Leaf(SPARE_COPY, sum(leaf.size for leaf in parts), 0), 0
     if folder.get(_SPARE_DOCUMENT) != file_array_document(copy.size):
-        yield Flaw(_SPARE_DOCUMENT, "it is not that of the spare copy")
+        yield _SPARE_DOCUMENT, "it is not that of the spare copy"
     if fault := copy.fault_of_size(folder.size(SPARE_COPY)):
-        yield Flaw(SPARE_COPY, fault)
+        yield SPARE_COPY, fault
         return
     for leaf in parts:
         [data] = folder.read_ranges([(SPARE_COPY, start, leaf.size)])
         if fault := fault_of(leaf, data):
-            yield Flaw(SPARE_COPY, fault)
+            yield SPARE_COPY, fault
             return
         start += leaf.size

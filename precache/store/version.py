@@ -58,7 +58,6 @@ from precache.store.small_arrays import (
 )
 from precache.store.tree import (
     CHECKSUM,
-    Flaw,
     Leaf,
     fault_of,
     seal_of,
@@ -491,26 +490,26 @@ class Version:
                 raise
             return spare
 
-    def flaws(self) -> list[Flaw]:
-        """Find the small objects that are not those that were written.
+    def flaws(self) -> dict[str, str]:
+        """Find the small objects that are not those that were written: name -> what is wrong.
 
         Raises
         ------
         GoneError
             The version was removed since it was opened.
         """
-        flaws, leaves = [], list(self.leaves.values())
+        flaws, leaves = dict[str, str](), list(self.leaves.values())
         with self.unless_gone():
             root = self.folder.get(ROOT)
             if root is None or seal_of(root) != self.digest:
-                flaws.append(Flaw(ROOT, CHECKSUM))
+                flaws[ROOT] = CHECKSUM
                 root = spare_root(self.folder)
             read = self.folder.read_small(list(self.leaves))
             for leaf, data in zip(leaves, read, strict=True):
                 if fault := fault_of(leaf, data):
-                    flaws.append(Flaw(leaf.name, fault))
+                    flaws[leaf.name] = fault
             if root is not None:
-                flaws += spare_flaws(self.folder, root, leaves)
+                flaws.update(spare_flaws(self.folder, root, leaves))
         if flaws:
             self.require_there()
         return flaws

@@ -243,7 +243,7 @@ class Build(SampleProbe):
         Returns the version, or a new generation of it if the copy is damaged, too.
         """
         version = target.committed()
-        flawed = [flaw.name for flaw in version.flaws()]
+        flawed = [*version.flaws()]
         if not flawed:
             return target
         self.progress.phase(f"Mending {', '.join(flawed)}")
