@@ -44,7 +44,6 @@ from precache.maintenance.verify import verify
 from precache.reading.version_reader import open_reader
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
-from precache.store import build_status
 from precache.store import lease as leases
 from precache.store.arrays import SHARDS
 from precache.store.build_status import remove_abandoned_scratch
@@ -188,11 +187,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(Leases, "_is_alive", is_alive)
     monkeypatch.setattr(Leases, "holder", lambda own: None)
-    for module in (
-        precache_workers.driver.commit,
-        build_status,
-        transfer,
-    ):  # on the actor's own thread
+    for module in (precache_workers.driver.commit, transfer):  # on the actor's own thread
         monkeypatch.setattr(module, "prefetch", one_by_one)
     for module in (
         precache_workers.profiling.row_probe,
