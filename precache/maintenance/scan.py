@@ -33,7 +33,7 @@ _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _TABLES = "(shards|_checks|_sums|rows)"
 _SCRATCH = (
     r"build\.json|copy\.json|rows\.zip|receipts/[0-9]{8}\.json|leases/[0-9]{6,}\.json"
-    r"|claims/[0-9a-f]{32}\.json|tmp/[0-9a-f]{32}"
+    r"|tmp/[0-9a-f]{32}"
 )
 _OBJECT = re.compile(
     rf"zarr\.json|{_TABLES}/zarr\.json|({_TABLES}/)?{_ARRAY}|{BUILD}/({_SCRATCH})"

@@ -197,7 +197,6 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precache_workers.driver.commit, "as_json", json_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.field_writer, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.shard_objects, "RECEIPT_SECONDS", 0.5)
-    monkeypatch.setattr(precache_workers.shards.shard_objects, "CLAIM_SECONDS", 0.5)
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(
         precache_workers.shards.shard_objects, "time", SimpleNamespace(monotonic=now, sleep=sleep)
@@ -206,9 +205,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 1e6)
-    for module in (leases, precache_workers.shards.shard_objects):
-        monkeypatch.setattr(module, "process_of", own_process)
-        monkeypatch.setattr(module, "has_ended", has_ended)
+    monkeypatch.setattr(leases, "process_of", own_process)
+    monkeypatch.setattr(leases, "has_ended", has_ended)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:

@@ -198,10 +198,7 @@ LEFT: dict[str, Sequence[str]] = {
         f"{SOME}/_build/tmp/{SOME[:32]}",
     ),
     "a row table": (f"{SOME}/_build/leases/000001.json", f"{SOME}/_build/rows.zip"),
-    "claims of a shard": (
-        f"{SOME}/_build/receipts/00000000.json",
-        f"{SOME}/_build/claims/{SOME[:32]}.json",
-    ),
+    "a receipt": (f"{SOME}/_build/receipts/00000000.json",),
     "a build without a description": (f"{SOME}/_build/leases/000001.json", f"{SOME}/rows/size/c/0"),
     "a copy": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/{COPY}"),
     "an entry of the log that was being created": (f"commits/.{SOME[:32]}.tmp",),

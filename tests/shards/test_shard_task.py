@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import io
 import os
-import pickle
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +26,16 @@ from numcodecs import zstd
 from PIL import Image
 
 import precache
-from precache.errors import BuildError, FetchError, SampleError, StorageError
-from precache.storage.base import Folder
+from precache.errors import CrashError, FetchError, SampleError, StorageError
 from precache.storage.open import open_folder
-from precache.storage.remote import RemoteFolder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt, receipt_name
 from precache.store.shard_writer import ShardWriter
 from precache_workers.planning import source_record
 from precache_workers.profiling.row_probe import ProbeTask, run_probe
-from precache_workers.shards import shard_objects, shard_task
+from precache_workers.shards import shard_objects
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import Job
-from precache_workers.shards.shard_objects import FinishedObject
 from precache_workers.shards.shard_task import ShardTask, _build, run_shard
 from precache_workers.shards.stored_rows import StoredObject
 from precache_workers.sources.base import Sample
@@ -58,7 +50,6 @@ from tests.support.building import (
     cut,
     encoded,
     end,
-    environment,
     pixels,
     poll,
     remains,
@@ -76,7 +67,6 @@ WIDTH, HEIGHT = 160, 144
 ROW_NBYTES = 3 * HEIGHT * WIDTH
 SHAPES = {"image": RowShape((3, HEIGHT, WIDTH), "uint8")}
 """A row is a chunk of its own."""
-PUT = FinishedObject.put
 
 
 def photos(folder: Path, count: int) -> list[str]:
@@ -293,165 +283,21 @@ def test_missing_samples_are_holes_where_accepted(tmp_path: Path) -> None:
     assert raw_rows(stored(task), 8)[1:3] == [bytes(ROW_NBYTES), reading("2.png", tmp_path)]
 
 
-@pytest.mark.parametrize("lacking", [0, 1], ids=["the-slow-one-lacks", "the-other-one-lacks"])
-def test_a_slow_copy_and_one_that_replaces_its_object_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
-) -> None:
-    """Of two copies of a task, one cannot fetch a sample. The first one puts an object, and is
-    slow with its next one; meanwhile the other one waits no longer, and is slow, too."""
-    keys, image = photos(tmp_path / "in", 4), RAW.fields["image"]
-    recipe, shapes = precache.Recipe(fields={"image": image, "other": image}), SHAPES["image"]
-    task = task_of(
-        tmp_path, keys, recipe, accept_missing=True, shapes=dict.fromkeys(recipe.fields, shapes)
-    )
-    copies = [task, dataclasses.replace(task, again=True)]
-    copies[lacking] = dataclasses.replace(copies[lacking], keys=[*keys[:2], "gone.png", keys[3]])
-    begun, replaced, ended = threading.Event(), threading.Event(), threading.Event()
-    first: list[int] = []
-
-    def slowed(write: Callable[..., Any]) -> Callable[..., Any]:
-        def slow(own: FinishedObject, folder: Folder, name: str) -> Any:
-            is_first = threading.get_ident() in first
-            if name.startswith("other"):
-                (replaced if is_first else ended).wait(1.0)
-            written = write(own, folder, name)
-            if is_first:
-                begun.set()
-            elif write is PUT:
-                replaced.set()
-            return written
-
-        return slow
-
-    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.2)
-    monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 30)
-    for name in ("create", "put"):
-        monkeypatch.setattr(FinishedObject, name, slowed(getattr(FinishedObject, name)))
-
-    def run(number: int) -> Receipt:
-        if number == 0:
-            first.append(threading.get_ident())
-        else:
-            begun.wait(5.0)
-        try:
-            return _build(copies[number])
-        finally:
-            ended.set()
-
-    with ThreadPoolExecutor(2) as pool:
-        receipts = [*pool.map(run, range(2))]
-    assert replaced.is_set()
-    assert receipts[0].objects == receipts[1].objects
-    assert receipts[0].holes == receipts[1].holes
-    for field, name in task.objects.items():
-        data = task.folder.read(name)
-        assert xxhash.xxh3_128_intdigest(data) == receipts[0].objects[field].xxh3
-        is_blank = [not any(row) for row in raw_rows(bytes(data), 8)]
-        assert [row for row, blank in enumerate(is_blank) if blank] == [*receipts[0].holes]
-    assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipts[0].objects
-
-
-CLAIMING = """
-import pickle, sys, time
-from precache_workers.shards import shard_objects
-from precache_workers.shards.shard_task import _build
-
-def put(own, folder, name):
-    print("claimed", flush=True)
-    time.sleep(600)
-
-shard_objects.RECEIPT_SECONDS = 0.1
-shard_objects.FinishedObject.put = put
-_build(pickle.loads(sys.stdin.buffer.read()))
-"""
-
-
-@pytest.mark.parametrize("ends", ["killed", "stopped"])
-def test_the_claim_of_a_copy_that_was_killed_is_taken_over_and_that_of_a_stopped_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    task = task_of(tmp_path, photos(tmp_path / "in", 4))
-    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
-    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
-    copies = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMING],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
-        )
-        for _ in range(1 if ends == "stopped" else 2)
-    ]  # fmt: skip
-    try:
-        for copy in copies:  # of two, the second takes the first one's claim over, and ends, too
-            assert copy.stdin is not None
-            assert copy.stdout is not None
-            copy.stdin.write(pickle.dumps(task))
-            copy.stdin.close()
-            copy.stdin = None
-            assert copy.stdout.readline() == b"claimed\n"
-            if ends == "stopped":
-                copy.send_signal(signal.SIGSTOP)
-                monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 1)
-                with pytest.raises(BuildError, match="by another copy of its task"):
-                    _build(task)
-            copy.kill()
-            copy.wait()
-        began = time.monotonic()
-        receipt = _build(task)
-        assert time.monotonic() - began < 30
-        assert xxhash.xxh3_128_intdigest(stored(task)) == receipt.objects["image"].xxh3
-        assert raw_rows(stored(task), 8)[1] == reading("1.png", tmp_path)
-        assert run_shard(dataclasses.replace(task, again=True)).objects == receipt.objects
-    finally:
-        for copy in copies:
-            copy.kill()
-            copy.communicate()
-
-
-def test_a_copy_that_cannot_put_its_objects_gives_its_claim_back(
+def test_of_copies_with_other_rows_the_first_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_of(tmp_path, photos(tmp_path / "in", 2))
-    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
+    """One cannot fetch a sample; its object counts if it has a receipt."""
     monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
-    with monkeypatch.context() as failing:
-
-        def put(own: FinishedObject, folder: Folder, name: str) -> None:
-            raise StorageError("no space")
-
-        failing.setattr(FinishedObject, "put", put)
-        with pytest.raises(StorageError, match="no space"):
-            _build(task)
-    assert _build(task).objects["image"].size == len(stored(task))
-
-
-def test_a_copy_that_fails_while_it_replaces_objects_does_not_let_another_finish_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys, image = photos(tmp_path / "in", 2), RAW.fields["image"]
-    recipe, shapes = precache.Recipe(fields={"image": image, "other": image}), SHAPES["image"]
-    task = task_of(
-        tmp_path, keys, recipe, accept_missing=True, shapes=dict.fromkeys(recipe.fields, shapes)
-    )
-    failing = dataclasses.replace(task, keys=[keys[0], "gone.png"])
-    put_receipt = shard_objects.create_receipt
-
-    def put(own: FinishedObject, folder: Folder, name: str) -> None:
-        if name.startswith("other"):
-            raise StorageError("no space")
-        PUT(own, folder, name)
-
-    def late(*arguments: Any, **more: Any) -> Receipt:
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(FinishedObject, "put", put)
-            with pytest.raises(StorageError, match="no space"):
-                _build(failing)
-        return put_receipt(*arguments, **more)
-
-    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
-    monkeypatch.setattr(shard_task, "create_receipt", late)
-    receipt = _build(task)
-    for field, name in task.objects.items():
-        assert xxhash.xxh3_128_intdigest(task.folder.read(name)) == receipt.objects[field].xxh3
+    keys = photos(tmp_path / "in", 4)
+    task = task_of(tmp_path, keys, accept_missing=True)
+    receipt = _build(dataclasses.replace(task, keys=[*keys[:2], "gone.png", keys[3]]))
+    before = stored(task)
+    assert _build(task).objects == receipt.objects
+    task.folder.remove(receipt_name(0))
+    with pytest.raises(CrashError, match="by another copy of its task"):
+        _build(task)
+    assert stored(task) == before
+    assert not task.folder.exists(receipt_name(0))
 
 
 def of_another_release(data: bytes, order: Sequence[int]) -> bytes:
@@ -468,7 +314,7 @@ def of_another_release(data: bytes, order: Sequence[int]) -> bytes:
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("codec", ["zstd", "image"])
 @pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_an_object_of_another_release_of_a_codec_is_kept_and_one_of_other_rows_replaced(
+def test_an_object_of_another_release_of_a_codec_is_kept_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server, place: str, codec: Any,
     ragged: bool,
 ) -> None:  # fmt: skip
@@ -485,9 +331,14 @@ def test_an_object_of_another_release_of_a_codec_is_kept_and_one_of_other_rows_r
     other, swapped = (of_another_release(data, rows) for rows in ([0, 1, 2, 3], [1, 0, 2, 3]))
     assert other != data
     monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
-    for there, expected in ((other, other), (swapped, data), (other[:-1], data), (b"", data)):
+    for there, expected in ((other, other), (swapped, None), (other[:-1], None), (b"", None)):
         task.folder.remove(receipt_name(0))
         task.folder.put(name, [there])
+        if expected is None:
+            with pytest.raises(CrashError, match="by another copy of its task"):
+                _build(task)
+            task.folder.put(receipt_name(0), [b"of a copy that is not read"])
+            continue
         receipt = _build(task)
         assert task.folder.read(name) == expected
         assert not receipt.objects["image"].leaf(name).fault(expected)
@@ -496,49 +347,6 @@ def test_an_object_of_another_release_of_a_codec_is_kept_and_one_of_other_rows_r
             assert getattr(receipt, same) == getattr(first, same)
         assert receipt.objects["image"].raw_nbytes == first.objects["image"].raw_nbytes
         assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipt.objects
-
-
-def test_copies_that_race_in_a_bucket_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server
-) -> None:
-    """Each lacks another sample, and each waits no longer for an object of a third one."""
-    keys = photos(tmp_path / "in", 4)
-    task = dataclasses.replace(
-        task_of(tmp_path, keys, accept_missing=True),
-        folder=open_folder("s3://bucket", s3.options()),
-    )
-    task.folder.create(task.objects["image"], [b"of another copy, which ended"])
-    monkeypatch.setattr(shard_objects, "RECEIPT_SECONDS", 0.1)
-    monkeypatch.setattr(shard_objects, "CLAIM_SECONDS", 30)
-    for name in ("create", "put"):  # of claims, and then of receipts
-        write_, together = getattr(RemoteFolder, name), threading.Barrier(4)
-
-        def at_once(
-            folder: RemoteFolder,
-            name: str,
-            *arguments: Any,
-            together: Any,
-            write_: Any,
-            **more: Any,
-        ) -> Any:
-            if name == receipt_name(0):
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    together.wait(2)
-            return write_(folder, name, *arguments, **more)
-
-        slow = functools.partialmethod(at_once, together=together, write_=write_)
-        monkeypatch.setattr(RemoteFolder, name, slow)
-
-    def run(lacking: int) -> Receipt:
-        some = [key if n != lacking else "gone.png" for n, key in enumerate(keys)]
-        return _build(dataclasses.replace(task, keys=some))
-
-    with ThreadPoolExecutor(4) as pool:
-        receipts = [*pool.map(run, range(4))]
-    assert len({receipt.objects["image"].xxh3 for receipt in receipts}) == 1
-    data = task.folder.read(task.objects["image"])
-    assert xxhash.xxh3_128_intdigest(data) == receipts[0].objects["image"].xxh3
-    assert Receipt.from_json(task.folder.read(receipt_name(0))).objects == receipts[0].objects
 
 
 def test_an_object_that_cannot_be_put_leaves_no_receipt(tmp_path: Path) -> None:

@@ -2,31 +2,24 @@
 
 Copies of a task may write the same shard of an uncommitted version at once, with other releases of
 a codec, or with other samples that could not be fetched. The first receipt of a shard counts, and
-an object without a receipt is kept if its rows are the same, or its receipt follows; else one copy
-claims the shard, after which no other can finish it, and replaces it. If it fails, or its process
-is known to have ended, another takes the claim over. So what is done stays as it is, and what was
-committed is never overwritten, unless it is lost: then the same bytes replace it.
+an object without a receipt is kept if its rows are the same, or its receipt follows. Else the shard
+stays undone, and the next run of the build removes what lies there. So what is done stays as it is,
+and what was committed is never overwritten, unless it is lost: then the same bytes replace it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from precache.errors import BuildError, StorageError
-from precache.runtime.process_id import Process, has_ended, process_of
+from precache.errors import BuildError, CrashError, StorageError
 from precache.storage.base import Buffer, Folder
 from precache.store.arrays import field_array
-from precache.store.commit_log import BUILD, short
+from precache.store.commit_log import short
 from precache.store.lease import ALIVE_SECONDS, is_highest
 from precache.store.receipts import ChannelSums, Receipt, ShardObject, receipt_name
 from precache.store.shard_writer import of_same_rows
@@ -40,10 +33,6 @@ if TYPE_CHECKING:
 
 RECEIPT_SECONDS = ALIVE_SECONDS + 20
 """Seconds to wait for the receipt that follows an object of another task."""
-CLAIM_SECONDS = 10 * RECEIPT_SECONDS
-"""Seconds to wait for the receipt of a copy that puts its objects over others."""
-CLAIMS = f"{BUILD}/claims"
-"""Folder of a version with claims that were taken over, by the digest of the one before."""
 
 
 class DamagedObjectError(StorageError):
@@ -146,31 +135,25 @@ def finished(task: ShardTask) -> Receipt | None:
 
 def create_objects(
     task: ShardTask, objects: Mapping[str, FinishedObject]
-) -> tuple[bool, Mapping[str, FinishedObject]]:
-    """Create the objects of a shard, unless some with the same rows exist.
-
-    Where others exist, the receipt of their copy is waited for. If there is none after a while,
-    the shard is claimed in place of a receipt, so that no other copy can finish it, and the objects
-    are put in place of the others.
-
-    Returns
-    -------
-    bool, Mapping[str, FinishedObject]
-        Whether the shard was claimed; and the objects as they lie there.
+) -> Mapping[str, FinishedObject] | Receipt:
+    """Create the objects of a shard, unless some with the same rows exist; returns them as they lie
+    there. If others exist, returns the receipt of their copy, once it has put that.
 
     Raises
     ------
     StorageError
         An object cannot be written or read.
+    CrashError
+        Other objects exist, whose copy does not finish the shard.
     """
     kept = dict[str, FinishedObject]()
     for field, own in objects.items():
         created = own.create(task.folder, task.objects[field])
         stored = own if created else _existing(task, field, own)
         if stored is None:
-            return not _awaited(task, RECEIPT_SECONDS) and _claimed(task, objects), objects
+            return _awaited(task)
         kept[field] = stored
-    return False, kept
+    return kept
 
 
 class OtherBytesError(BuildError):
@@ -219,79 +202,31 @@ def _existing(task: ShardTask, field: str, own: FinishedObject) -> FinishedObjec
     return replace(own, parts=[data], stored=stored, other=None)
 
 
-def _awaited(task: ShardTask, seconds: float) -> Receipt | None:
-    """Wait for the receipt of another copy; returns None if there is none after a while, or the
-    copy that claimed the shard has ended."""
-    began = time.monotonic()
-    while (receipt := finished(task)) is None and time.monotonic() - began <= seconds:
-        if _last_claim(task)[1] is False:
-            return finished(task)  # it may have put that before
+def _awaited(task: ShardTask) -> Receipt:
+    """Wait for the receipt of another copy, which tells of the objects that lie there.
+
+    Raises
+    ------
+    CrashError
+        There is none after a while, as of a copy that ended.
+    """
+    until = time.monotonic() + RECEIPT_SECONDS
+    while (receipt := finished(task)) is None and time.monotonic() < until:
         time.sleep(0.1)
+    if receipt is None or not _is_stored(task, receipt):
+        raise CrashError(
+            f"shard {task.shard} of {task.folder} is by another copy of its task, which made other "
+            "bytes and has not finished it"
+        )
     return receipt
 
 
-def _last_claim(task: ShardTask) -> tuple[str, bool | None]:
-    """Return the name at which the next claim of a shard is created, and whether the last one
-    holds; None if there is none."""
-    name, holds = receipt_name(task.shard), None
-    while (data := task.folder.get(name)) is not None:
-        try:
-            holder = json.loads(data)["claim"]
-            holds = holder is not None and not has_ended(Process.model_validate(holder))
-        except (LookupError, TypeError, ValueError):  # a receipt
-            return name, None
-        name = f"{CLAIMS}/{xxhash.xxh3_128_hexdigest(data)}.json"
-    return name, holds
-
-
-def _claimed(task: ShardTask, objects: Mapping[str, FinishedObject]) -> bool:
-    """Claim a shard in place of its receipt, and put the objects in place of others.
-
-    A claim that no longer holds is taken over. Claims differ, as in a bucket all succeed that
-    create the same bytes. Returns False if another copy has claimed the shard.
-    """
-    name, holds = _last_claim(task)
-    own = {"claim": process_of(os.getpid()).model_dump(), "nonce": uuid.uuid4().hex}
-    if holds or not task.folder.create(name, [json.dumps(own).encode()], scratch=SCRATCH):
-        return False
-    try:
-        for field, object_ in objects.items():
-            require_lease(task)
-            object_.put(task.folder, task.objects[field])
-    except BaseException:
-        # Not removed: another copy, whose objects it may have replaced, would finish the shard.
-        given_up = json.dumps(own | {"claim": None}).encode()
-        with contextlib.suppress(StorageError):
-            task.folder.put(name, [given_up], scratch=SCRATCH)
-        raise
-    return True
-
-
-def create_receipt(
-    task: ShardTask, receipt: Receipt, objects: Mapping[str, FinishedObject], *, claimed: bool
-) -> Receipt:
-    """Create the receipt of a shard; returns the one that was created first.
-
-    Parameters
-    ----------
-    claimed
-        This copy has claimed the shard.
-    """
-    name, data = receipt_name(task.shard), [receipt.to_json()]
-    if not claimed:
-        if task.folder.create(name, data, scratch=SCRATCH):
-            return receipt
-        first = _awaited(task, CLAIM_SECONDS)
-        if first and (first.objects == receipt.objects or _is_stored(task, first)):
-            return first
-        taken_over = first is None and _claimed(task, objects)
-        if not (first or taken_over) or not _is_stored(task, receipt):
-            raise BuildError(
-                f"shard {task.shard} of {task.folder} is by another copy of its task, which made "
-                "other bytes and has not finished it; run the same command again"
-            )
-    task.folder.put(name, data, scratch=SCRATCH)
-    return receipt
+def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
+    """Create the receipt of a shard; returns the one that was created first."""
+    name = receipt_name(task.shard)
+    if task.folder.create(name, [receipt.to_json()], scratch=SCRATCH):
+        return receipt
+    return _awaited(task)
 
 
 def _is_stored(task: ShardTask, receipt: Receipt) -> bool:

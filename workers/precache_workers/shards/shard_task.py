@@ -192,9 +192,11 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built: Mapping[str, FinishedObject] = {name: all_built[name] for name in task.objects}
     require_lease(task)
-    claimed = False
     if task.lost is None:
-        claimed, built = create_objects(task, built)
+        created = create_objects(task, built)
+        if isinstance(created, Receipt):
+            return created
+        built = created
     timing.charge("put")
     receipt = Receipt(
         shard=task.shard,
@@ -220,7 +222,7 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
     if task.lost is not None:
         replace_lost(task, built, receipt)
         return receipt
-    return create_receipt(task, receipt, built, claimed=claimed)
+    return create_receipt(task, receipt)
 
 
 class _RowMaker:
