@@ -69,15 +69,6 @@ class ChannelSums:
         return cls(int(flat[0]), list(flat[1 : 1 + channels]), list(flat[1 + channels :]))
 
 
-@dataclass(frozen=True)
-class SlowSample:
-    """Costs of one sample: seconds in ops and encoding, bytes fetched."""
-
-    row: int
-    seconds: float
-    nbytes: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
     """Result of one shard task.
@@ -107,16 +98,14 @@ class Receipt:
         Shape of each row of ragged fields, in row order, zeros for holes.
     seconds
         Wall time by stage: fetch (waiting for it), ops, encode, put.
-    cpu_seconds, import_seconds
-        CPU time of the worker process during the task, and before it for imports.
+    cpu_seconds
+        CPU time of the worker process during the task.
     host
         Node that ran the task: its address in a Ray cluster, else its name.
     began
         Unix time of the start, by that node's clock.
     fetched
         Bytes of raw samples fetched.
-    slowest
-        The slowest samples, slowest first.
     libraries
         Versions of the libraries used; `zstd` is the one that encodes images.
     spoiled
@@ -131,14 +120,12 @@ class Receipt:
     sums: dict[str, ChannelSums]
     seconds: dict[str, float]
     cpu_seconds: float
-    import_seconds: float = 0.0
     labels: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | None = field(default=None)
     reused: bool = False
     rows_reused: int = 0
     host: str = ""
     began: float = 0.0
     fetched: int = 0
-    slowest: list[SlowSample] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     spoiled: list[str] = field(default_factory=list)
     shapes: dict[str, list[list[Annotated[int, Field(ge=0, lt=2**31)]]]] = field(

@@ -47,7 +47,6 @@ RATES = UnitTimes(
     reused=RowCost(TimeCost(0.001, 0.001), 8.0),
     samples=4,
     failed=(),
-    shard_cpu=0.002,
 )
 NOW = {"listing": 0.0, "start": 0.0, "round_trip": 0.0}
 
@@ -56,7 +55,7 @@ def test_work_and_bytes_are_added_up() -> None:
     shards = [shard(10, 10, 5), shard(0, 0, 15)]
     found = estimate(shards, RATES, 2, listing=3.0, start=0.0, round_trip=0.0)
     assert (found.fetched, found.written) == (500, 260)
-    parts = 10 * (0.01 + 0.03), 20 * 0.001, 2 * 0.002
+    parts = 10 * (0.01 + 0.03), 20 * 0.001
     assert found.cpu_seconds == pytest.approx(sum(parts))
     assert found.seconds == pytest.approx(3 + 10 * 0.1), "fetching is waited for"
     assert (found.before_seconds, found.limited_by) == (3.0, "fetch")

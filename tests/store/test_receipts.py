@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import Hole, HoleKind
-from precache.store.receipts import ChannelSums, Receipt, ShardObject, SlowSample
+from precache.store.receipts import ChannelSums, Receipt, ShardObject
 
 COUNTS = st.integers(0, 2**40)
 NAMES = st.text(max_size=6)
@@ -28,8 +28,7 @@ RECEIPTS = st.builds(
     labels=st.none() | st.lists(st.integers(-1, 10), max_size=4),
     host=st.text(max_size=6),
     fetched=COUNTS,
-    slowest=st.lists(st.builds(SlowSample, COUNTS, FLOATS, COUNTS), max_size=3),
-    **dict.fromkeys(("cpu_seconds", "import_seconds", "began"), FLOATS),
+    **dict.fromkeys(("cpu_seconds", "began"), FLOATS),
 )
 
 

@@ -516,7 +516,7 @@ class Build(SampleProbe):
             target,
             shards_reused=total.reused,
             rows_reused=total.rows_reused,
-            timings={**total.stages, "imports": total.import_seconds},
+            timings=total.stages,
             mended=mended,
         )
 

@@ -45,8 +45,7 @@ class BuildResult:
         Wall time of this run; CPU time of its tasks.
     timings
         Seconds by stage: ``list`` and ``start`` (of the executor, once) as wall time; ``fetch``,
-        ``ops``, ``encode``, ``put`` as wall time summed over tasks; ``imports`` as CPU time of the
-        workers before their first task.
+        ``ops``, ``encode``, ``put`` as wall time summed over tasks.
     classes, mean, std
         Class names; by image field, statistics of each channel in stored units.
     row_types

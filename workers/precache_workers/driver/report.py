@@ -21,9 +21,6 @@ from precache_workers.sources.labels import by_number
 if TYPE_CHECKING:
     from precache_workers.driver.build import Build
 
-SLOWEST_SAMPLES = 20
-"""Number of slowest samples that are named."""
-
 STAGE_COLOURS = {"fetch": "blue", "ops": "orange", "encode": "green", "put": "purple"}
 
 
@@ -114,7 +111,6 @@ def summary(
         "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
         "nodes": [_node([r for r in receipts if r.host == name], began) for name in nodes],
         "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
-        "slowest": _slowest(build),
         "failures": _failures(build, result),
     }
 
@@ -152,22 +148,6 @@ def _sums(receipts: Sequence[Receipt]) -> dict[str, Any]:
     return {"node": receipts[0].host, **{name: getattr(total, name) for name in names}}
 
 
-def _slowest(build: Build) -> list[dict[str, Any]]:
-    samples = [(slow, receipt) for receipt in build.new_receipts for slow in receipt.slowest]
-    samples.sort(key=lambda pair: pair[0].seconds, reverse=True)
-    keys = build.target.table.keys if build.target is not None else []
-    return [
-        {
-            "key": keys[slow.row],
-            "seconds": slow.seconds,
-            "bytes": slow.nbytes,
-            "shard": receipt.shard,
-            "node": receipt.host,
-        }
-        for slow, receipt in samples[:SLOWEST_SAMPLES]
-    ]
-
-
 def _failures(build: Build, result: BuildResult | None) -> list[dict[str, str]]:
     if result is not None:
         pairs = list(result.holes)
@@ -191,10 +171,6 @@ def page(figures: Mapping[str, Any]) -> str:
         ],
         "nodes": [_cells(node) for node in figures["nodes"][:TABLE_ROWS]],
         "node_count": len(figures["nodes"]),
-        "slowest": [
-            (one["key"], f"{one['seconds']:.3f}", size(one["bytes"]), one["shard"], one["node"])
-            for one in figures["slowest"]
-        ],
         "failures": [(one["key"], one["reason"]) for one in figures["failures"][:TABLE_ROWS]],
         "failure_count": len(figures["failures"]),
     }

@@ -51,7 +51,6 @@ class Totals:
     reused: int
     rows_reused: int
     cpu_seconds: float
-    import_seconds: float
     raw_of: Mapping[str, int]
     stored_of: Mapping[str, int]
     stages: Mapping[str, float]
@@ -83,7 +82,6 @@ class Totals:
             reused=sum(r.reused for r in receipts),
             rows_reused=sum(r.rows_reused for r in receipts),
             cpu_seconds=sum(r.cpu_seconds for r in receipts),
-            import_seconds=sum(r.import_seconds for r in receipts),
             raw_of=raw_of,
             stored_of=stored_of,
             stages=stages,

@@ -84,8 +84,6 @@ class UnitTimes:
         Number of samples that were measured.
     failed
         (key, reason) of those that would be holes, or could not be fetched.
-    shard_cpu
-        CPU seconds of a shard besides its rows: its objects and its receipt.
     """
 
     fetch: TimeCost
@@ -94,7 +92,6 @@ class UnitTimes:
     reused: RowCost
     samples: int
     failed: tuple[tuple[str, str], ...]
-    shard_cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ def makespan(seconds: Iterable[float], cpus: int, late: float = 0.0) -> float:
 def _work(shard: ShardWork, times: UnitTimes) -> TimeCost:
     read = TimeCost(times.fetch.cpu, times.fetch.cpu) * shard.read
     rows = (cost.time * count for cost, count in _rows(shard, times))
-    return sum(rows, read + TimeCost(times.shard_cpu, times.shard_cpu))
+    return sum(rows, read)
 
 
 def _written(shard: ShardWork, times: UnitTimes) -> float:

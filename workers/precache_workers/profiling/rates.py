@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ import numpy as np
 
 from precache.errors import PrecacheError, SampleError
 from precache.recipe.variants import variants_of
-from precache.runtime.spread import Spread
 from precache.storage.base import Buffer, Folder
 from precache.storage.local import LocalFolder
 from precache.store.layout import INDEX_ENTRY_NBYTES
@@ -36,8 +34,6 @@ from precache_workers.sources.fetching import FetchedSamples
 TIMED, LEAST_TIMED = 128, 8
 """Rows of each kind that are measured; samples of `TIMED_BYTES` and more are fewer."""
 TIMED_BYTES = 128 << 20
-EMPTY_SHARDS = 5
-"""Shards without a sample by which the cost of a shard is measured."""
 
 
 class _Nowhere(LocalFolder):
@@ -119,7 +115,7 @@ def time_rows(run: RunTasks, task: RatesTask) -> UnitTimes:
 
 
 def measure_rates(task: RatesTask) -> UnitTimes:
-    """Build shards of the rows and drop them, and a few without a sample in a temporary folder."""
+    """Build shards of the rows and drop them."""
 
     reading = SampleRun()
 
@@ -156,18 +152,7 @@ def measure_rates(task: RatesTask) -> UnitTimes:
         reused=_reuse(task),
         samples=len(keys),
         failed=tuple(failed.items()),
-        shard_cpu=_shard_cpu(task),
     )
-
-
-def _shard_cpu(task: RatesTask) -> float:
-    shard = _shard_of(task, task.shapes, [""], [SampleError("")])
-    with tempfile.TemporaryDirectory(prefix="precache-plan-") as name:
-        shards = (
-            replace(shard, folder=LocalFolder(Path(name)), shard=number)
-            for number in range(EMPTY_SHARDS)
-        )
-        return Spread.of([run_shard(shard).cpu_seconds for shard in shards]).median
 
 
 def _reuse(task: RatesTask) -> RowCost:

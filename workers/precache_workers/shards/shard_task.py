@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -46,8 +45,6 @@ from precache_workers.sources.dataset import DatasetSource
 LARGE_FILE = 16 << 20
 LARGE_MEMORY = 768 << 20
 """Bytes more where a file is larger than that: for pictures at the default limit of pixels."""
-_tasks_before = itertools.count()
-"""Shards that this process has computed: CPU time before the first of them went into imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +204,12 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         sums={name: own.sums for name, own in all_built.items() if own.sums is not None},
         seconds=timing.seconds,
         cpu_seconds=timing.cpu_seconds,
-        import_seconds=0.0 if linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
         reused=all(built_object.other is not None for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
         fetched=timing.nbytes,
-        slowest=timing.slowest(),
         shapes={name: own.shapes for name, own in all_built.items() if own.shapes is not None},
         libraries={} if linked else installed_versions(),
         spoiled=list(spoiled),
@@ -299,12 +294,11 @@ class _RowMaker:
         self.reused += row.reuses and (not row.fetches if hole is None else row.hole is not None)
         if hole is not None:
             self.holes[row_number] = hole
-        spent = timing.charge("ops")
+        timing.charge("ops")
         keep_rows(self._writers, range(place, place + 1))
         self._at_work.end()
-        spent += timing.charge("encode")
-        if sample is not None:
-            timing.note(row_number, spent, sample.nbytes)
+        timing.charge("encode")
+        timing.nbytes += 0 if sample is None else sample.nbytes
 
     def _stored_parts(self, place: int) -> str:
         rows = self._assembly.rows
