@@ -298,21 +298,10 @@ class ArrayReader:
         kernels.join(frames, out[: int(places.lengths.sum())])
         return places.lengths
 
-    def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
-
-        Empty if an object is unreadable.
-        """
-        extents: dict[str, np.ndarray] = {}
-        if not self._objects.mapped:
-            return extents
+    def will_need(self, rows: np.ndarray) -> None:
+        """Start reading the chunks of rows from a local disk."""
         with contextlib.suppress(PrecacheError):  # raised again when the row is read
-            places = self._objects.locate(rows)
-            places = places.part(np.unique(places.chunks, return_index=True)[1])
-            for number in np.unique(places.objects).tolist():
-                _, _, _, *columns = places.part(places.objects == number)
-                extents[str(self._objects.path(number))] = np.stack(columns, axis=1)
-        return extents
+            self._objects.will_need(rows)
 
 
 def _require_crc32c(data: memoryview, *, verify: bool) -> None:
