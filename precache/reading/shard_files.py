@@ -152,6 +152,15 @@ class ShardFiles(ABC):
 
     def will_need(self, rows: np.ndarray) -> None:
         """Start reading the chunks of rows from the disk, where they are mapped."""
+        if not self.mapped:
+            return
+        places = self.locate(rows)
+        places = places.part(np.unique(places.chunks, return_index=True)[1])
+        extents = zip(places.starts.tolist(), places.lengths.tolist(), strict=True)
+        ordered = zip(places.objects.tolist(), extents, strict=True)
+        for number, members in itertools.groupby(ordered, operator.itemgetter(0)):
+            if len(whole := self.sources[number].obj):  # else another iterator closed it
+                will_need(whole, (extent for _, extent in members))
 
     def _enter(self, number: int, size: int, index: np.ndarray) -> None:
         """Enter an open object of `size` bytes by its (chunks, 2) index."""
@@ -250,15 +259,6 @@ class MappedShardFiles(ShardFiles):
             whole: Any = (self.sources[number] or self.map(number, row)).obj
             pieces.append(whole[start : start + length].data)
         return pieces
-
-    def will_need(self, rows: np.ndarray) -> None:
-        places = self.locate(rows)
-        places = places.part(np.unique(places.chunks, return_index=True)[1])
-        extents = zip(places.starts.tolist(), places.lengths.tolist(), strict=True)
-        ordered = zip(places.objects.tolist(), extents, strict=True)
-        for number, members in itertools.groupby(ordered, operator.itemgetter(0)):
-            if len(whole := self.sources[number].obj):  # else another iterator closed it
-                will_need(whole, (extent for _, extent in members))
 
     def map(self, number: int, row: int, descriptor: int | None = None) -> memoryview:
         """Map an object, whose file may be open, and enter it into the table."""

@@ -10,7 +10,6 @@ import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
