@@ -39,8 +39,6 @@ class Arrived(NamedTuple):
         (N,) bool: True for those; None where there is no such mark.
     output
         A list that holds the batch alone, so that it can be dropped.
-    ready
-        Batches that were decoded when it was requested.
     """
 
     place: int | None
@@ -49,7 +47,6 @@ class Arrived(NamedTuple):
     again: int
     repeated: torch.Tensor | None
     output: list[Any]
-    ready: float = 0
 
 
 _first_epochs = set[str]()
@@ -147,9 +144,9 @@ class Loop(FixedOptions, ABC):
             self._reading_first(is_first),
         ):
             self._clock.begin()
-            for following, rows, nbytes, _, self._mark, output, ready in batches:
+            for following, rows, nbytes, _, self._mark, output in batches:
                 self._last, place = (epoch, place), following or 0
-                self._clock.arrived(rows, nbytes, ready)
+                self._clock.arrived(rows, nbytes)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
                 if check and following is None:
                     check.finish(turn)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Concatenate, Literal, ParamSpec, Self, get_args, get_origin
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args, get_origin
 
 import torch
 from pydantic import (
@@ -271,42 +269,11 @@ class LoaderOptions(BaseModel):
         return self
 
 
-_THREADS = "a Loader reads ahead on threads of its own, as reading=Reading(num_threads=…) decides"
-
-_IN_GROUPS = {
-    **{f.name: f"give reading=Reading({f.name}=…)" for f in fields(Reading)},
-    **{f.name: f"give shuffle=Block({f.name}=…)" for f in fields(Block)},
-    "weights": "give shuffle=Weighted(weights)",
-}
-"""Options that are given within another one, and how."""
-
-_OF_DATALOADER = {
-    **dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers"), _THREADS),
-    **dict.fromkeys(("sampler", "batch_sampler"), "rows= chooses rows, shuffle=Weighted(…) draws"),
-    "collate_fn": "transform= takes each batch as a dict of tensors",
-    "pin_memory": "memory for a CUDA device is page-locked by itself",
-}
-"""Options of torch's `DataLoader`, and what a `Loader` has for them."""
-
-P = ParamSpec("P")
-
-
-def explained(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Say, where an option is given that a class does not have, which one is meant."""
-    known = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(self: Any, /, *values: P.args, **options: P.kwargs) -> None:
-        for name in options:
-            if name not in known:
-                names = ", ".join([*known][1:])
-                way = (_IN_GROUPS | _OF_DATALOADER).get(name, f"its options are {names}")
-                raise TypeError(
-                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {way}"
-                )
-        init(self, *values, **options)
-
-    return checked
+OF_DATALOADER = (
+    "num_workers", "prefetch_factor", "persistent_workers", "sampler", "batch_sampler",
+    "collate_fn", "pin_memory",
+)  # fmt: skip
+"""Options of torch's `DataLoader` that a `Loader` has not."""
 
 
 class FixedOptions:
@@ -330,13 +297,12 @@ class FixedOptions:
 
 def _require_followed(name: str, value: Any, kind: Any) -> None:
     is_option = name in LoaderOptions.model_fields or hasattr(Reading, name)
-    if name in _OF_DATALOADER:
+    if name in OF_DATALOADER:
         is_option = value is not None
     if is_option and kind.__iter__.__module__.startswith(__package__):
-        way = _IN_GROUPS.get(name, f"give {name}")
         raise UsageError(
-            f"{name} was set on a {kind.__name__}, and its batches would not follow it: {way} when "
-            "it is made, if it has such an option"
+            f"{name} was set on a {kind.__name__}, and its batches would not follow it: give "
+            f"{name} when it is made, if it has such an option"
         )
 
 

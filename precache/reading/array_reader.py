@@ -22,7 +22,7 @@ from precache.codecs.image import undo_image
 from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.shard_files import Places, ShardFiles, shard_files
-from precache.runtime.usage import available_bytes
+from precache.runtime.usage import shortage
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
 
@@ -75,7 +75,7 @@ class ArrayReader:
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `StoreError` if less than `nbytes` of memory is available."""
-        if nbytes > available_bytes():
+        if shortage(nbytes) is not None:
             raise self._no_memory(nbytes)
 
     def _no_memory(self, nbytes: int) -> StoreError:

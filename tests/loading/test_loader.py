@@ -364,27 +364,14 @@ REFUSED_READING: list[tuple[str, Any, str]] = [
     ("prefetch_batches", -1, "prefetch_batches is -1"),
     ("decompress", "gpu", "decompress is 'gpu'; choose one of host, device"),
 ]
-UNKNOWN = [
-    ("num_threads", r"give reading=Reading\(num_threads=…\)"),
-    ("window", r"give shuffle=Block\(window=…\)"),
-    ("weights", r"give shuffle=Weighted\(weights\)"),
-    ("num_workers", r"threads of its own, as reading=Reading\(num_threads=…\)"),
-    ("collate_fn", "transform= takes each batch"),
-    ("bach_size", "its options are uri, batch_size, shuffle, .*, refresh$"),
-]
 
 
 def test_a_wrong_option_is_refused_with_its_value(image_store: BuiltStore) -> None:
-    """And one that there is not, with the one that is meant."""
     for name, value, words in REFUSED:
         options = {"batch_size": 4, name: value}
         assert_refused((words, functools.partial(precache.Loader, image_store.path, **options)))
     for name, value, words in REFUSED_READING:
         assert_refused((words, functools.partial(precache.Reading, **{name: value})))
-    for name, words in UNKNOWN:
-        said = rf"Loader\(\) got an unexpected keyword argument '{name}'; .*{words}"
-        make = functools.partial(precache.Loader, image_store.path, **{name: 1})
-        assert_refused((said, make), error=TypeError)
     assert len(inspect.signature(precache.Loader).parameters) <= 16
 
 
@@ -438,7 +425,6 @@ def test_statistics_count_what_was_handed_out(image_store: BuiltStore) -> None:
         assert 0 <= stats.stall_ratio <= 1
         assert stats.data.max >= stats.data.median > 0
         assert stats.cpu_seconds > 0
-        assert 0 <= stats.ready <= 6
         assert loader.stats().batches == 0
         assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208 - as above
 
