@@ -280,7 +280,7 @@ class BatchSource:
 
     def _finish(self, epoch: int, first: int, batch: Any) -> Arrived:
         """Apply the transform to the batch from a position on, and shape the output."""
-        count, repeated = len(batch["row"]), self.order.repeated(first)
+        count, repeated = batch["row"].shape[0], self.order.repeated(first)
         again, mark = 0 if repeated is None else int(repeated.sum()), None
         if self.marks_repeated:
             mark = _mark(repeated, batch["row"])

@@ -249,7 +249,8 @@ class Loop(FixedOptions, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle the options and the position; not the threads and the memory."""
         chosen = self.is_chosen or self._reached != self._next
-        return _made_again, (*self._remake(), self._reached, chosen)
+        position = {"_reached": self._reached, "_next": self._reached, "is_chosen": chosen}
+        return (*self._remake(), position)
 
     # --- statistics ---
 
@@ -259,16 +260,6 @@ class Loop(FixedOptions, ABC):
         new, steps = self._reported.plus(before, -1), self._clock.take()
         compared = self._check.count() if self._check else None
         return dataclasses.replace(steps.stats(new), ranks=self._world_size, compared=compared)
-
-
-def _made_again(
-    make: Any, arguments: tuple[Any, ...], position: tuple[int, int], chosen: bool
-) -> Any:
-    """Make a loop for `copy` and `pickle`, whose first iterator goes on at a position."""
-    loop = make(*arguments)
-    loop._reached = loop._next = position
-    loop.is_chosen = chosen
-    return loop
 
 
 def counters_of(loader: object) -> Counters:

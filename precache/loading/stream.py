@@ -197,7 +197,7 @@ class BatchStream:
         if slots and cuda:
             self._device = slots, DeviceCopier(self._pool, cuda)
         self.thread_time = ThreadTime()
-        self._read_ahead = self._make_read_ahead(reader)
+        self._read_ahead = ReadAhead(self.thread_time)
 
     def batches(
         self, rows: Rows, epoch: int = 0, starts: Iterable[int] = itertools.repeat(0)
@@ -221,9 +221,8 @@ class BatchStream:
                 ends.enter_context(contextlib.closing(shards))
                 coming, together = shards.around(rows), 1  # what waits must not delay others
             else:
-                same = reader is self._reader
-                read_ahead = self._read_ahead if same else self._make_read_ahead(reader)
-                coming = read_ahead.around(rows, self._ahead * together)
+                readers = [*reader.readers.values(), *reader.sequences.values()]
+                coming = self._read_ahead.around(readers, rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
             own = _Pass(epoch, reader, shards, FrameFailures(reader.readers))
             jobs = prefetch(
@@ -246,10 +245,6 @@ class BatchStream:
     def close(self) -> None:
         """Release the memory of free slots."""
         self._pool.close()
-
-    def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
-        fields = reader.readers | reader.sequences
-        return ReadAhead(list(fields.values()), self.thread_time)
 
     def _jobs(
         self, placed: Iterator[tuple[np.ndarray, int]], epoch: int, together: int

@@ -22,25 +22,22 @@ from precache.runtime.threads import Threads
 class ReadAhead:
     """Advises the kernel of coming rows while the process still reads from a disk."""
 
-    def __init__(
-        self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
-    ) -> None:
-        self._readers = readers
-        self._thread_time = thread_time or ThreadTime()
+    def __init__(self, thread_time: ThreadTime) -> None:
+        self._thread_time = thread_time
         self._blocks, self._quiet = -1, False
 
-    def advise(self, rows: np.ndarray) -> None:
+    def advise(self, readers: Sequence[ArrayReader], rows: np.ndarray) -> None:
         """Start reading the stored bytes of rows, unless all seems to be in the page cache."""
         with self._thread_time.counted():
             blocks = _blocks_read()  # also of what the advice before this one began to read
             self._quiet, self._blocks = blocks == self._blocks, blocks
-            for reader in self._readers if not self._quiet else ():
+            for reader in readers if not self._quiet else ():
                 reader.will_need(rows)
 
     def around(
-        self, batches: Iterable[np.ndarray], ahead: int
+        self, readers: Sequence[ArrayReader], batches: Iterable[np.ndarray], ahead: int
     ) -> Generator[np.ndarray, None, None]:
-        """Yield the batches, each advised up to `ahead` batches before.
+        """Yield the batches that readers read, each advised up to `ahead` batches before.
 
         The first one does not wait until others are advised.
         """
@@ -50,7 +47,7 @@ class ReadAhead:
         try:
             for rows in batches:
                 due = not self._quiet or _blocks_read() != self._blocks
-                advice = pool.submit(self.advise, rows) if due else None
+                advice = pool.submit(self.advise, readers, rows) if due else None
                 waiting.append((rows, advice))
                 if len(waiting) > distance:
                     yield _advised(*waiting.popleft())

@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+from collections.abc import Generator, Iterable
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,21 +13,24 @@ from precache.reading import readahead
 from precache.reading.array_reader import ArrayReader
 from precache.reading.readahead import ReadAhead
 from precache.reading.version_reader import VersionReader
+from precache.runtime.step_clock import ThreadTime
 from precache.storage import local_files
 from tests.conftest import BuiltStore
 
 
-def _read_ahead(store: BuiltStore) -> ReadAhead:
-    return ReadAhead(list(VersionReader(str(store.path)).readers.values()))
+def _around(
+    store: BuiltStore, batches: Iterable[np.ndarray], ahead: ReadAhead
+) -> Generator[np.ndarray, None, None]:
+    return ahead.around(list(VersionReader(str(store.path)).readers.values()), batches, 2)
 
 
 def test_batches_come_in_order_each_advised_ahead(
     image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advised, ahead = list[int](), _read_ahead(image_store)
-    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(int(rows[0])))
+    advised, ahead = list[int](), ReadAhead(ThreadTime())
+    monkeypatch.setattr(ahead, "advise", lambda _, rows: advised.append(int(rows[0])))
     found = []
-    for rows in ahead.around((np.array([n]) for n in range(6)), 2):
+    for rows in _around(image_store, (np.array([n]) for n in range(6)), ahead):
         found.append(int(rows[0]))
         assert len(advised) >= min(6, len(found))
     assert found == list(range(6))
@@ -39,11 +43,11 @@ def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
     blocks, advise = 0, Mock()
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
     monkeypatch.setattr(ArrayReader, "will_need", advise)
-    ahead = _read_ahead(image_store)
-    list(ahead.around([np.arange(1)] * 9, 2))
+    ahead = ReadAhead(ThreadTime())
+    list(_around(image_store, [np.arange(1)] * 9, ahead))
     assert advise.call_count == 1
     blocks += 8
-    list(ahead.around([np.arange(1)] * 9, 2))
+    list(_around(image_store, [np.arange(1)] * 9, ahead))
     assert advise.call_count == 2
 
 
@@ -60,9 +64,8 @@ def test_the_kernel_is_told_where_each_row_lies(
         monkeypatch.setattr(local_files, "_libc", lambda: libc)
         list(loader)
     starts, lengths = bases + places.starts, places.lengths
-    assert (
-        places.starts + lengths <= [len(reader._objects.sources[n]) for n in places.objects]
-    ).all()
+    sizes = [len(reader._objects.sources[n]) for n in places.objects.tolist()]
+    assert (places.starts + lengths <= sizes).all()
     before = starts % mmap.PAGESIZE
     wanted = zip(starts - before, lengths + before, strict=True)
     assert {call[:2] for call in told} == {*wanted}
@@ -76,7 +79,7 @@ def _advising() -> int:
 
 def test_closing_early_joins_the_thread(image_store: BuiltStore) -> None:
     before = _advising()
-    batches = _read_ahead(image_store).around([np.arange(3)] * 50, 4)
+    batches = _around(image_store, [np.arange(3)] * 50, ReadAhead(ThreadTime()))
     next(batches)
     assert _advising() == before + 1
     batches.close()
