@@ -15,14 +15,19 @@ from types import ModuleType
 
 import numpy as np
 
+from precache.errors import UsageError
 from precache.runtime.operating_system import library_places
 
 log = logging.getLogger(__name__)
 
-NO_COMPILED_CODE = (
-    "precache's compiled code is missing, without which reading takes up to twice the CPU time: "
+COMPILING = (
     "with a C compiler and Python's headers at hand, install precache again "
     "(pip install --force-reinstall --no-deps --no-cache-dir)"
+)
+
+NO_COMPILED_CODE = (
+    "precache's compiled code is missing, without which reading takes up to twice the CPU time: "
+    f"{COMPILING}"
 )
 
 NO_LIBZSTD = (
@@ -63,6 +68,14 @@ def compiled() -> Compiled:
         return Compiled()
     has_zstd = any(map(functions.load_zstd, library_places("zstd", 1)))
     return Compiled(functions, has_zstd)
+
+
+def required(what: str) -> ModuleType:
+    """Return the compiled functions; raise `UsageError` if there are none, with what needs them."""
+    functions = compiled().functions
+    if functions is None:
+        raise UsageError(f"{what} need precache's compiled code, which is missing: {COMPILING}")
+    return functions
 
 
 @functools.cache

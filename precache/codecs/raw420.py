@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from precache.codecs import kernels
 from precache.codecs.windows import Windows, resize_pieces
 
 _LUMA = 19595, 38470, 7471
@@ -45,38 +44,17 @@ def planes_of(row: np.ndarray) -> np.ndarray:
 
 
 def rgb_of(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the pixels (3, H, W) uint8 of contiguous planes, in memory of their own."""
+    """Return the pixels (3, H, W) uint8 of contiguous planes, in memory of their own.
+
+    Raises
+    ------
+    UsageError
+        Nothing is compiled.
+    """
     height, width = shape[1:]
-    if kernels.compiled().functions is not None:
-        rgb = np.empty(shape, np.uint8)
-        box, ones, no = np.array([[0, 0, height, width]]), np.ones((1, 2)), np.zeros(1, bool)
-        whole = Windows(box, 0 * ones, ones, no, no)
-        zero, shapes = np.zeros(1, np.int64), np.array([shape])
-        resize_pieces([planes.data], zero, zero, shapes, whole, rgb[np.newaxis], halves=True)
-        return rgb
-    luma, halves = planes[: height * width], planes[height * width :]
-    halves = halves.reshape(2, (height + 1) // 2, (width + 1) // 2)
-    blue, red = (_at_full_size(half)[:height, :width] for half in halves)
-    sixteenths = luma.reshape(height, width).astype(np.int32) * 16 + 8
-    colours = [
-        sixteenths + _scaled(red, 11485),  # 1.402
-        sixteenths - _scaled(blue, 2819) - _scaled(red, 5850),  # 0.344136 and 0.714136
-        sixteenths + _scaled(blue, 14516),  # 1.772
-    ]
-    pixels: np.ndarray = (np.stack(colours) >> 4).clip(0, 255).astype(np.uint8)
-    return pixels
-
-
-def _at_full_size(half: np.ndarray) -> np.ndarray:
-    """Interpolate Cb or Cr, in sixteenths less 128."""
-    values = np.pad(half.astype(np.int32), 1, "edge")
-    for _ in range(2):
-        near, sums = 3 * values[1:-1], np.empty((2 * len(half), values.shape[1]), np.int32)
-        sums[::2], sums[1::2] = near + values[:-2], near + values[2:]
-        values, half = sums.T, half.T
-    return values - 2048
-
-
-def _scaled(values: np.ndarray, factor: int) -> np.ndarray:
-    """Multiply by a factor in 8192ths, rounded down."""
-    return values * 8 * factor >> 16
+    rgb = np.empty(shape, np.uint8)
+    box, ones, no = np.array([[0, 0, height, width]]), np.ones((1, 2)), np.zeros(1, bool)
+    whole = Windows(box, 0 * ones, ones, no, no)
+    zero, shapes = np.zeros(1, np.int64), np.array([shape])
+    resize_pieces([planes.data], zero, zero, shapes, whole, rgb[np.newaxis], halves=True)
+    return rgb

@@ -1,8 +1,8 @@
 """Windows of images: the pixels that are looked at, and the size that they are resized to.
 
-Compiled (`_rows.c`), or NumPy where that is missing, to the same bytes: antialiased bilinear, by
-16-bit weights, at most 0.52 levels from the result in double precision. Masks are not blended:
-`pick_pixels` takes some of their pixels, by NumPy.
+By compiled code (`_rows.c`) alone: antialiased bilinear, by 16-bit weights, at most 0.52 levels
+from the result in double precision. Masks are not blended: `pick_pixels` takes some of their
+pixels, by NumPy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,6 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.recipe.resampling import nearest_pixels
-
-MOST_TAPS = 128
-"""Most pixels along an axis that 16 bits can sum up; above, sums are exact, and slower."""
-
-_ONE = 2**16 - 1
-"""Sum of the weights of an output pixel."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +74,12 @@ def resize_window(
     ------
     ValueError
         The window does not lie in the image, or the image has other channels than `out`.
+    UsageError
+        Nothing is compiled.
     """
     planes = image.transpose(2, 0, 1) if interleaved else image
     if len(planes) != out.shape[1]:
         raise ValueError(f"an image of {len(planes)} channels, and room for {out.shape[1]}")
-    if kernels.compiled().functions is None:
-        _resize(planes, window, out[0])
-        return
     source, zero, shape = [image.reshape(-1).data], np.zeros(1, np.int64), np.array([planes.shape])
     resize_pieces(source, zero, zero, shape, window, out, interleaved=interleaved)
 
@@ -105,7 +98,7 @@ def resize_pieces(
     halves: bool = False,
     jpeg: bool = False,
 ) -> int:
-    """Resize a window of each image, as `resize_window`, by one call; needs compiled functions.
+    """Resize a window of each image, as `resize_window`, by one call.
 
     Parameters
     ----------
@@ -129,8 +122,7 @@ def resize_pieces(
     int
         Number of images before the first damaged one, or JPEG that cannot be decoded in part.
     """
-    functions = kernels.compiled().functions
-    assert functions is not None
+    functions = kernels.required("crops of rows with shapes of their own, and codec raw420,")
     resized: int = functions.resize(
         list(sources),
         np.ascontiguousarray(numbers),
@@ -164,50 +156,3 @@ def pick_pixels(image: np.ndarray, window: Windows, out: np.ndarray) -> None:
     columns = columns[::-1] if window.mirrored[0] else columns
     # With "clip", `take` needs no buffer to write into `out`.
     image.take(rows, axis=1).take(columns, axis=2, out=out[0], mode="clip")
-
-
-def _resize(image: np.ndarray, window: Windows, out: np.ndarray) -> None:
-    """Resize a window of one (C, H, W) image, to the same bytes as the compiled function."""
-    top, left, height, width = window.boxes[0].astype(int).tolist()
-    starts, scales = window.starts[0], window.scales[0]
-    inside = 0 <= top <= image.shape[1] - height and 0 <= left <= image.shape[2] - width
-    if not inside or height < 1 or width < 1 or (scales <= 0).any():
-        raise ValueError("windows that do not lie in their images")
-    down = _taps(height, starts[0], scales[0], out.shape[1])
-    across = _taps(width, starts[1], scales[1], out.shape[2])
-    box = image[:, top : top + height, left : left + width]
-    if int(2 * max(1.0, *scales)) + 3 > MOST_TAPS:
-        sums = _add_up(_add_up(box.astype(np.uint64), down), across)
-        resized = (sums + _ONE * _ONE // 2) // (_ONE * _ONE)
-    else:
-        lines = _add_up(box.astype(np.uint64) << 8, down, rounds=True)
-        resized = (_add_up(lines, across, rounds=True) + 128) >> 8
-    pixels = resized.astype(np.uint8)
-    out[...] = pixels[:, :, ::-1] if window.mirrored[0] else pixels
-
-
-def _taps(size: int, start: float, scale: float, count: int) -> list[tuple[int, np.ndarray]]:
-    """Return for each of `count` pixels the first that it is made of, and uint64 weights."""
-    support, taps = max(1.0, scale), []
-    for number in range(count):
-        centre = start + (number + 0.5) * scale
-        first = min(int(max(0.0, centre - support + 0.5)), size - 1)
-        end = max(min(int(centre + support + 0.5), size), first + 1)
-        values = np.maximum(0, 1 - np.abs(np.arange(first, end) + 0.5 - centre) / support)
-        sums = values.cumsum()  # rounded, not weights: what is lost of many does not add up
-        upto = sums * _ONE / sums[-1] + 0.5 if sums[-1] > 0 else np.full(end - first, float(_ONE))
-        taps.append((first, np.diff(upto.astype(np.uint64), prepend=np.uint64(0))))
-    return taps
-
-
-def _add_up(
-    lines: np.ndarray, taps: Sequence[tuple[int, np.ndarray]], *, rounds: bool = False
-) -> np.ndarray:
-    """Add up (C, lines, n) by weights: (C, n, taps). If it `rounds`, to 16 bits."""
-    sums = np.empty((len(lines), lines.shape[2], len(taps)), np.uint64)
-    for number, (first, weights) in enumerate(taps):
-        products = lines[:, first : first + len(weights)] * weights[:, None]
-        if rounds:
-            products >>= np.uint64(16)
-        sums[:, :, number] = products.sum(axis=1) + np.uint64(len(weights) // 2 * rounds)
-    return sums

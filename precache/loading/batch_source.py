@@ -236,7 +236,7 @@ class BatchSource:
 
     def batches(self, epoch: int, first: int) -> Generator[Arrived, None, None]:
         """Yield the batches of an epoch from a position on."""
-        step, ready = self.order.global_batch, self.stream.ready
+        step = self.order.global_batch
         begun, starts = itertools.count(first, step), itertools.count(first, step)
         copy = operator.methodcaller("to", self._options.device)  # not a CUDA device
         for rows in self._runs(epoch, first):
@@ -251,8 +251,7 @@ class BatchSource:
                     arrived = batch if self._transforms_early else self._finish(epoch, start, batch)
                     del decoded, batch  # what the caller drops is gone
                     self._repeated += arrived.again
-                    yield arrived._replace(ready=ready)
-                    ready = self.stream.ready
+                    yield arrived
 
     def _runs(self, epoch: int, first: int) -> Iterator[Rows]:
         """Yield the rows of batches, in runs that can be read without waiting for a build."""
@@ -281,7 +280,7 @@ class BatchSource:
 
     def _finish(self, epoch: int, first: int, batch: Any) -> Arrived:
         """Apply the transform to the batch from a position on, and shape the output."""
-        count, repeated = len(batch["row"]), self.order.repeated(first)
+        count, repeated = batch["row"].shape[0], self.order.repeated(first)
         again, mark = 0 if repeated is None else int(repeated.sum()), None
         if self.marks_repeated:
             mark = _mark(repeated, batch["row"])

@@ -23,17 +23,15 @@ from precache.errors import StoreError, UsageError
 from precache.loading.class_numbers import compare_classes
 from precache.loading.options import Access, require_choice, require_path
 from precache.loading.sequences import differ_in_length, padded
-from precache.loading.slots import require_memory, row_nbytes
+from precache.loading.slots import row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader, read_small_field
 from precache.runtime.integers import whole
+from precache.runtime.usage import require_memory
 from precache.storage.open import StorageOptions
 from precache.store.version import RowKeys, Version
 from precache.transforms import Batch
 
 log = logging.getLogger(__name__)
-
-LARGE_NBYTES = 1 << 30
-"""Batches from this size on are checked against the available memory before they are allocated."""
 
 
 class RowOfBatch(dict[str, Any]):
@@ -410,8 +408,8 @@ class CachedDataset(Dataset[Batch]):
             outside = next(number for number in numbers if not -known <= number < known)
             raise IndexError(f"{outside} is outside of the {known} samples")
         rows = reader.valid(np.array(numbers, np.int64) % max(1, known))
-        if (nbytes := len(rows) * self.__opened.row_nbytes) >= LARGE_NBYTES:
-            require_memory(len(rows), nbytes)
+        nbytes = len(rows) * self.__opened.row_nbytes
+        require_memory(f"a batch of {len(rows)} rows takes", nbytes)
         batch: dict[str, Any] = {
             name: torch.from_numpy(values)
             if isinstance(values, np.ndarray)

@@ -39,8 +39,6 @@ class Arrived(NamedTuple):
         (N,) bool: True for those; None where there is no such mark.
     output
         A list that holds the batch alone, so that it can be dropped.
-    ready
-        Batches that were decoded when it was requested.
     """
 
     place: int | None
@@ -49,7 +47,6 @@ class Arrived(NamedTuple):
     again: int
     repeated: torch.Tensor | None
     output: list[Any]
-    ready: float = 0
 
 
 _first_epochs = set[str]()
@@ -147,9 +144,9 @@ class Loop(FixedOptions, ABC):
             self._reading_first(is_first),
         ):
             self._clock.begin()
-            for following, rows, nbytes, _, self._mark, output, ready in batches:
+            for following, rows, nbytes, _, self._mark, output in batches:
                 self._last, place = (epoch, place), following or 0
-                self._clock.arrived(rows, nbytes, ready)
+                self._clock.arrived(rows, nbytes)
                 self._reached = (epoch + 1, 0) if following is None else (epoch, following)
                 if check and following is None:
                     check.finish(turn)
@@ -252,7 +249,8 @@ class Loop(FixedOptions, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle the options and the position; not the threads and the memory."""
         chosen = self.is_chosen or self._reached != self._next
-        return _made_again, (*self._remake(), self._reached, chosen)
+        position = {"_reached": self._reached, "_next": self._reached, "is_chosen": chosen}
+        return (*self._remake(), position)
 
     # --- statistics ---
 
@@ -262,16 +260,6 @@ class Loop(FixedOptions, ABC):
         new, steps = self._reported.plus(before, -1), self._clock.take()
         compared = self._check.count() if self._check else None
         return dataclasses.replace(steps.stats(new), ranks=self._world_size, compared=compared)
-
-
-def _made_again(
-    make: Any, arguments: tuple[Any, ...], position: tuple[int, int], chosen: bool
-) -> Any:
-    """Make a loop for `copy` and `pickle`, whose first iterator goes on at a position."""
-    loop = make(*arguments)
-    loop._reached = loop._next = position
-    loop.is_chosen = chosen
-    return loop
 
 
 def counters_of(loader: object) -> Counters:

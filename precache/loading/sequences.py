@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from precache.codecs import kernels
 from precache.errors import UsageError
-from precache.reading.ragged_reader import LARGE_NBYTES, PackedRows, RaggedReader
+from precache.reading.ragged_reader import PackedRows, RaggedReader
 from precache.reading.version_reader import VersionReader
-from precache.runtime.usage import available_bytes
+from precache.runtime.usage import require_memory
 from precache.transforms import LENGTH
 
 Form = Literal["padded", "jagged", "list"]
@@ -123,12 +123,11 @@ def _in_turns(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def _require_memory(name: str, count: int, longest: int, nbytes: int) -> None:
     """Raise `UsageError` if there is no memory for the padded rows of a field."""
-    if nbytes >= LARGE_NBYTES and nbytes > available_bytes():
-        raise UsageError(
-            f"{name} of a batch takes {nbytes} bytes, as its {count} rows are padded to the "
-            f"longest, of {longest}, and {available_bytes()} are free; give a smaller batch_size, "
-            f"or output={{{name!r}: 'list'}} to a Loader"
-        )
+    require_memory(
+        f"{name} of a batch, whose {count} rows are padded to the longest, of {longest}, takes",
+        nbytes,
+        f"give a smaller batch_size, or output={{{name!r}: 'list'}} to a Loader",
+    )
 
 
 def differ_in_length(rows: Sequence[Any]) -> bool:

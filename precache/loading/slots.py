@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from precache.errors import UsageError
-from precache.runtime.usage import available_bytes
 from precache.store.layout import align
 from precache.transforms import SIGNED
 
@@ -65,16 +63,6 @@ def indexable(values: torch.Tensor) -> torch.Tensor:
 def row_nbytes(shape: tuple[int, ...], dtype: str | np.dtype) -> int:
     """Return the bytes of a row of a field."""
     return math.prod(shape) * np.dtype(dtype).itemsize
-
-
-def require_memory(rows: int, nbytes: int) -> None:
-    """Raise `UsageError` if a batch does not fit into the available memory."""
-    free = available_bytes()
-    if nbytes > free:
-        raise UsageError(
-            f"a batch of {rows} rows takes {nbytes} bytes, and {free} are free; give a smaller "
-            "batch_size"
-        )
 
 
 @dataclass(frozen=True)

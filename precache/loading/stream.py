@@ -27,7 +27,6 @@ from precache.loading.slots import (
     DeviceCopier,
     SlotLayout,
     SlotPool,
-    require_memory,
     row_nbytes,
 )
 from precache.reading.readahead import ReadAhead
@@ -35,7 +34,7 @@ from precache.reading.shard_prefetch import ShardPrefetcher
 from precache.reading.version_reader import VersionReader
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.threads import computing, prefetch, require_process
-from precache.runtime.usage import cores
+from precache.runtime.usage import cores, require_memory
 from precache.store.version import SMALL_ROW_NBYTES
 from precache.transforms import Batch, Draw
 
@@ -108,9 +107,6 @@ class _Pass:
         The fields, with the variants of the epoch.
     shards
         Fetches shards into a disk cache, if there is one.
-    ready
-        An entry for each decoded batch that waits for the consumer. A deque's own methods need no
-        lock between the threads that fill and the one that takes.
     stopped
         Whether the iterator has ended; a thread that a server kept waiting may still be at work.
     """
@@ -119,7 +115,6 @@ class _Pass:
     reader: VersionReader
     shards: ShardPrefetcher | None
     failures: FrameFailures
-    ready: deque[None] = field(default_factory=deque)
     stopped: bool = False
 
     def stop(self) -> None:
@@ -194,7 +189,7 @@ class BatchStream:
         shapes = {n: column for n, column in reader.shapes.items() if n not in self._small}
         self._layout = slots.layout if slots else SlotLayout.of(shapes, batch_size)
         nbytes = slots.nbytes if slots else self._layout.nbytes
-        require_memory(batch_size, nbytes)
+        require_memory(f"a batch of {batch_size} rows takes", nbytes)
         in_preparation = (self._ahead + 1) * self.together - 1
         count = in_preparation + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
         self._pool = SlotPool(nbytes, count, pinned_for=cuda)
@@ -202,13 +197,7 @@ class BatchStream:
         if slots and cuda:
             self._device = slots, DeviceCopier(self._pool, cuda)
         self.thread_time = ThreadTime()
-        self._read_ahead = self._make_read_ahead(reader)
-        self._ready: deque[None] = deque()
-
-    @property
-    def ready(self) -> int:
-        """Decoded batches that wait for the consumer."""
-        return len(self._ready)
+        self._read_ahead = ReadAhead(self.thread_time)
 
     def batches(
         self, rows: Rows, epoch: int = 0, starts: Iterable[int] = itertools.repeat(0)
@@ -232,12 +221,10 @@ class BatchStream:
                 ends.enter_context(contextlib.closing(shards))
                 coming, together = shards.around(rows), 1  # what waits must not delay others
             else:
-                same = reader is self._reader
-                read_ahead = self._read_ahead if same else self._make_read_ahead(reader)
-                coming = read_ahead.around(rows, self._ahead * together)
+                readers = [*reader.readers.values(), *reader.sequences.values()]
+                coming = self._read_ahead.around(readers, rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
             own = _Pass(epoch, reader, shards, FrameFailures(reader.readers))
-            self._ready = own.ready
             jobs = prefetch(
                 functools.partial(self._decode, own),
                 self._jobs(zip(coming, starts), epoch, together),  # noqa: B905  # more starts
@@ -258,10 +245,6 @@ class BatchStream:
     def close(self) -> None:
         """Release the memory of free slots."""
         self._pool.close()
-
-    def _make_read_ahead(self, reader: VersionReader) -> ReadAhead:
-        fields = reader.readers | reader.sequences
-        return ReadAhead(list(fields.values()), self.thread_time)
 
     def _jobs(
         self, placed: Iterator[tuple[np.ndarray, int]], epoch: int, together: int
@@ -329,7 +312,6 @@ class BatchStream:
             batch.slot, batch.out = None, {}  # for another batch, unless the result holds it
         else:
             batch.result = self._tensors(own.reader, batch)
-        own.ready.append(None)
 
     def _fill(self, own: _Pass, batch: _Batch, part: slice) -> None:
         """Decode a part of a batch into its slot; fetch damaged shards of a disk cache again."""
@@ -380,7 +362,6 @@ class BatchStream:
                 raise error
             finally:
                 del error  # which holds this frame
-        own.ready.pop()
         if not self._device:
             return batch.result
         return self._sequences.formed(self._device[1].hand_out(batch.result))

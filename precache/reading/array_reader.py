@@ -22,7 +22,7 @@ from precache.codecs.image import undo_image
 from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.shard_files import Places, ShardFiles, shard_files
-from precache.runtime.usage import available_bytes
+from precache.runtime.usage import shortage
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
 
@@ -75,7 +75,7 @@ class ArrayReader:
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `StoreError` if less than `nbytes` of memory is available."""
-        if nbytes > available_bytes():
+        if shortage(nbytes) is not None:
             raise self._no_memory(nbytes)
 
     def _no_memory(self, nbytes: int) -> StoreError:
@@ -298,21 +298,10 @@ class ArrayReader:
         kernels.join(frames, out[: int(places.lengths.sum())])
         return places.lengths
 
-    def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
-
-        Empty if an object is unreadable.
-        """
-        extents: dict[str, np.ndarray] = {}
-        if not self._objects.mapped:
-            return extents
+    def will_need(self, rows: np.ndarray) -> None:
+        """Start reading the chunks of rows from a local disk."""
         with contextlib.suppress(PrecacheError):  # raised again when the row is read
-            places = self._objects.locate(rows)
-            places = places.part(np.unique(places.chunks, return_index=True)[1])
-            for number in np.unique(places.objects).tolist():
-                _, _, _, *columns = places.part(places.objects == number)
-                extents[str(self._objects.path(number))] = np.stack(columns, axis=1)
-        return extents
+            self._objects.will_need(rows)
 
 
 def _require_crc32c(data: memoryview, *, verify: bool) -> None:

@@ -146,6 +146,5 @@ class ForeignReader(ArrayReader):
         except Exception as error:  # of any codec or storage
             raise StorageError(f"zarr-python cannot read {self._where}: {error}") from error
 
-    def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return nothing: zarr-python opens the files."""
-        return {}
+    def will_need(self, rows: np.ndarray) -> None:
+        """Do nothing: zarr-python opens the files."""

@@ -18,12 +18,9 @@ from precache.codecs.windows import Windows, pick_pixels, resize_pieces, resize_
 from precache.errors import UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.shard_files import Places, ShardFiles
-from precache.runtime.usage import available_bytes
+from precache.runtime.usage import require_memory
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
-
-LARGE_NBYTES = 1 << 30
-"""Rows of so many bytes together are compared with the free memory before they are read."""
 
 CHECKED_TOGETHER = 8
 """Rows of the mapped file that are checked before they are cropped, while the CPU's caches hold
@@ -253,11 +250,8 @@ class RaggedReader(ArrayReader):
         lengths = self.shapes[rows]
         sizes = lengths.prod(axis=1) * np.dtype(self.array.dtype).itemsize
         whole, places = sizes + RAGGED_HEAD_NBYTES, self._objects.locate(rows)
-        if (total := int(whole.sum())) >= LARGE_NBYTES and total > available_bytes():
-            raise UsageError(
-                f"{len(rows)} rows of {self.name} take {total} bytes, and {available_bytes()} are "
-                "free; give a smaller batch_size"
-            )
+        total = int(whole.sum())
+        require_memory(f"{len(rows)} rows of {self.name} take", total)
         starts = np.cumsum(whole) - sizes
         if (data := self._unpacked(places, whole)) is None:  # or wrong, which `rows` says
             decoded = [row.reshape(-1).view(np.uint8) for row in self.rows(rows)]

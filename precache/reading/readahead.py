@@ -1,13 +1,12 @@
 """Read-ahead: have the kernel read the rows of coming batches before they are needed.
 
-One thread calls `posix_fadvise`, which releases the interpreter lock; a page fault on a mapping
-would hold up a decoding thread for each row in turn. Once nothing comes from the disk any more, the
-advice stops, because looking up cached pages costs a third of copying them.
+One thread calls `madvise`, which releases the interpreter lock; a page fault would hold up a
+decoding thread for each row in turn. Once nothing comes from the disk any more, the advice stops,
+because looking up cached pages costs a third of copying them.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -16,40 +15,29 @@ from concurrent.futures import Future
 import numpy as np
 
 from precache.reading.array_reader import ArrayReader
-from precache.runtime.operating_system import read_ahead
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.threads import Threads
-
-QUIET_BATCHES = 2
-"""Batches without disk reads after which advice stops, until disk reads occur again: to look up
-the cached pages of one more costs up to a tenth of reading it."""
 
 
 class ReadAhead:
     """Advises the kernel of coming rows while the process still reads from a disk."""
 
-    def __init__(
-        self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
-    ) -> None:
-        self._readers = readers
-        self._thread_time = thread_time or ThreadTime()
-        self._blocks = _blocks_read()
-        self._quiet = -1  # none was advised yet
+    def __init__(self, thread_time: ThreadTime) -> None:
+        self._thread_time = thread_time
+        self._blocks, self._quiet = -1, False
 
-    def advise(self, rows: np.ndarray) -> None:
+    def advise(self, readers: Sequence[ArrayReader], rows: np.ndarray) -> None:
         """Start reading the stored bytes of rows, unless all seems to be in the page cache."""
         with self._thread_time.counted():
             blocks = _blocks_read()  # also of what the advice before this one began to read
-            self._quiet = self._quiet + 1 if blocks == self._blocks else 0
-            self._blocks = blocks
-            for reader in self._readers if self._quiet < QUIET_BATCHES else ():
-                for path, extents in reader.extents(rows).items():
-                    _will_need(path, extents)
+            self._quiet, self._blocks = blocks == self._blocks, blocks
+            for reader in readers if not self._quiet else ():
+                reader.will_need(rows)
 
     def around(
-        self, batches: Iterable[np.ndarray], ahead: int
+        self, readers: Sequence[ArrayReader], batches: Iterable[np.ndarray], ahead: int
     ) -> Generator[np.ndarray, None, None]:
-        """Yield the batches, each advised up to `ahead` batches before.
+        """Yield the batches that readers read, each advised up to `ahead` batches before.
 
         The first one does not wait until others are advised.
         """
@@ -58,8 +46,8 @@ class ReadAhead:
         pool = Threads(1, "precache-readahead")
         try:
             for rows in batches:
-                due = self._quiet < QUIET_BATCHES or _blocks_read() != self._blocks
-                advice = pool.submit(self.advise, rows) if due else None
+                due = not self._quiet or _blocks_read() != self._blocks
+                advice = pool.submit(self.advise, readers, rows) if due else None
                 waiting.append((rows, advice))
                 if len(waiting) > distance:
                     yield _advised(*waiting.popleft())
@@ -79,14 +67,3 @@ def _advised(rows: np.ndarray, advice: Future[None] | None) -> np.ndarray:
 def _blocks_read() -> int:
     """Number of 512-byte blocks that this process has read from disks."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-
-
-def _will_need(path: str, extents: np.ndarray) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return  # reading the row raises the error
-    try:
-        read_ahead(descriptor, extents.tolist())
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,9 +28,9 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.disk_cache import DiskCache, on_disk
 from precache.reading.shard_files import MappedShardFiles
 from precache.recipe.variants import variants_of
-from precache.runtime.operating_system import read_ahead
 from precache.runtime.step_clock import FetchedObjects
 from precache.runtime.threads import Threads, fail
+from precache.storage.local_files import will_need
 from precache.store.tree import CHECKSUM
 from precache.store.version import Version
 
@@ -116,7 +117,10 @@ class _CachedShardFiles(MappedShardFiles):
             except OSError:  # the disk has lost some of it
                 return False
             self.sound[number] = _identity(descriptor)
-        self.map(number, self.array.rows_of(number)[0], descriptor)
+        data: Any = self.map(number, self.array.rows_of(number)[0], descriptor).obj
+        # All of its rows are needed soon.
+        starts = range(0, len(data), READ_AHEAD_NBYTES)
+        will_need(data, ((start, min(READ_AHEAD_NBYTES, len(data) - start)) for start in starts))
         return True
 
     def cached_name(self, number: int) -> str:
@@ -341,13 +345,10 @@ class ShardPrefetcher:
         return is_there
 
     def _use(self, objects: _CachedShardFiles, number: int, descriptor: int) -> bool:
-        # All of its rows are needed soon.
-        starts = range(0, objects.expected[number].size, READ_AHEAD_NBYTES)
-        read_ahead(descriptor, ((start, READ_AHEAD_NBYTES) for start in starts))
-        sound = objects.use(number, descriptor)
-        if not sound:
+        if not objects.use(number, descriptor):
             log.warning("%s is damaged; it is fetched again", objects.path(number))
-        return sound
+            return False
+        return True
 
     def renew(self, rows: np.ndarray) -> None:
         """Check the cached shards of a batch being read, and fetch damaged ones again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from pathlib import Path
 
 from precache.errors import UsageError
@@ -71,13 +71,6 @@ def _is_of(device: int, kinds: Container[str]) -> bool:
     number = f"{os.major(device)}:{os.minor(device)}"
     types = (line.rpartition(" - ")[2].split()[0] for line in mounts if line.split()[2] == number)
     return any(kind in kinds or kind.partition(".")[0] == "fuse" for kind in types)
-
-
-def read_ahead(descriptor: int, extents: Iterable[tuple[int, int]]) -> None:
-    """Start reading (offset, length) ranges into the page cache, if the system takes advice."""
-    if hasattr(os, "posix_fadvise"):
-        for offset, length in extents:
-            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def drop_cached(descriptor: int) -> bool:

@@ -99,9 +99,6 @@ class LoaderStats:
         loading.
     cpu_seconds
         CPU time of the threads that read ahead, decode and, on the CPU, transform.
-    ready
-        Decoded batches when one was requested, on average; near 0 means that the loop waits for
-        decoding. Small batches come in rounds of up to 8: for them, below 8 means that.
     fetched
         Objects fetched from a remote store into the disk cache.
     repeated
@@ -122,7 +119,6 @@ class LoaderStats:
     iteration: Spread
     stall_ratio: float
     cpu_seconds: float = 0.0
-    ready: float = 0.0
     fetched: FetchedObjects = FetchedObjects()
     repeated: int = 0
     transform_ratio: float = 0.0
@@ -146,8 +142,7 @@ class LoaderStats:
         lines.append(
             f"your own step     {1 - self.stall_ratio:6.1%}  {self.step.in_ms()} per batch"
         )
-        ready = f"{self.ready:.1f} batches ready on average"
-        lines.append(f"loader's threads  {plain(self.cpu_seconds, 3)} CPU-s; {ready}")
+        lines.append(f"loader's threads  {plain(self.cpu_seconds, 3)} CPU-s")
         if self.fetched.objects:
             fetched = f"{self.fetched.objects:,} objects, {size(self.fetched.nbytes)}"
             lines.append(f"fetched           {fetched}")
@@ -197,7 +192,6 @@ class _EndedStep(NamedTuple, Generic[Mark]):
     ended: Mark
     samples: int
     nbytes: int
-    ready: float
 
 
 @dataclass
@@ -208,8 +202,6 @@ class Steps:
     ----------
     data, work
         Seconds of each step that the loop waited, and worked.
-    ready
-        Sum over all steps of the batches that were decoded when one was requested.
     """
 
     data: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -219,7 +211,6 @@ class Steps:
     batches: int = 0
     samples: int = 0
     nbytes: int = 0
-    ready: float = 0.0
 
     def stats(self, made: Counters = Counters()) -> LoaderStats:  # noqa: B008  # immutable
         """Return the statistics of these steps, whose batches were `made` so."""
@@ -235,7 +226,6 @@ class Steps:
             stall_ratio=self.data_total / total if total else 0.0,
             transform_ratio=transforms / total if total else 0.0,
             cpu_seconds=made.cpu_seconds,
-            ready=self.ready / self.batches if self.batches else 0.0,
             fetched=FetchedObjects(made.objects, made.nbytes),
             repeated=made.repeated,
         )
@@ -257,7 +247,7 @@ class StallClock(Generic[Mark]):
         self._between = between
         self._requested: Mark | None = None
         self._arrived: Mark | None = None
-        self._batch: tuple[int, int, float] = (0, 0, 0)
+        self._batch = 0, 0
         self._open: deque[_EndedStep[Mark]] = deque()
         self._steps = Steps()
 
@@ -280,9 +270,9 @@ class StallClock(Generic[Mark]):
             self._settle()
         self._requested, self._arrived = now, None
 
-    def arrived(self, samples: int = 0, nbytes: int = 0, ready: float = 0) -> None:
-        """Record that a batch is handed out; `ready` were decoded when it was requested."""
-        self._arrived, self._batch = self._mark(), (samples, nbytes, ready)
+    def arrived(self, samples: int = 0, nbytes: int = 0) -> None:
+        """Record that a batch is handed out."""
+        self._arrived, self._batch = self._mark(), (samples, nbytes)
 
     def forget(self) -> None:
         """Leave out the current step, which does not end."""
@@ -291,7 +281,7 @@ class StallClock(Generic[Mark]):
     def _settle(self) -> None:
         """Count the steps that the device has finished, each as a whole."""
         while self._open:
-            requested, arrived, ended, samples, nbytes, ready = self._open[0]
+            requested, arrived, ended, samples, nbytes = self._open[0]
             data, work = self._between(requested, arrived), self._between(arrived, ended)
             if data is None or work is None:
                 return
@@ -304,7 +294,6 @@ class StallClock(Generic[Mark]):
             steps.batches += 1
             steps.samples += samples
             steps.nbytes += nbytes
-            steps.ready += ready
 
     def take(self) -> Steps:
         """Return the steps since the last call.

@@ -282,9 +282,9 @@ def prefetch(
         begin()
         while pending:
             require_process(process)
-            pending[0].exception()  # waits
+            failed = pending[0].exception() is not None  # waits
             future = pending.popleft()
-            if future.exception() is None:
+            if not failed:
                 begin()
             try:
                 results = [future.result()]

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from precache.errors import UsageError
 from precache.runtime.operating_system import usable_cores
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, in which /proc counts CPU time."""
+
+LARGE_NBYTES = 256 << 20
+"""Bytes from which requests are compared with the memory that is available, which takes half a
+millisecond to read."""
 
 MEMORY_FILES = (
     ("memory.max", "memory.current", ""),
@@ -101,6 +106,19 @@ def cores() -> int:
 def available_bytes() -> int:
     """Return the bytes of memory that this process can still take; see `read_memory`."""
     return read_memory().available
+
+
+def shortage(nbytes: int) -> int | None:
+    """Return the bytes that are available if these are fewer than `nbytes`; None if they are not,
+    or if `nbytes` are fewer than `LARGE_NBYTES`."""
+    available = available_bytes() if nbytes >= LARGE_NBYTES else nbytes
+    return available if available < nbytes else None
+
+
+def require_memory(what: str, nbytes: int, way: str = "give a smaller batch_size") -> None:
+    """Raise `UsageError` if `nbytes` are not available, with what takes them, and a way out."""
+    if (free := shortage(nbytes)) is not None:
+        raise UsageError(f"{what} {nbytes} bytes, and {free} are free; {way}")
 
 
 def read_memory() -> Memory:

@@ -69,7 +69,7 @@ class Permutation:
             if self._tables is None:
                 mixed = self._mixed(right.astype(U64), self._keys[number])
             else:
-                np.take(self._tables[number], right, out=mixed, mode="clip")
+                self._tables[number].take(right, out=mixed, mode="clip")
             left ^= mixed
             left, right = right, left
         return (left << self._half) | right

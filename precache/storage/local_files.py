@@ -148,6 +148,7 @@ def _libc() -> Any:
     library.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_long)
     library.mmap.restype = ctypes.c_void_p
     library.munmap.argtypes = (ctypes.c_void_p, size)
+    library.madvise.argtypes = (ctypes.c_void_p, size, number)
     return library
 
 
@@ -209,6 +210,17 @@ def map_file(descriptor: int, flags: int = 0) -> np.ndarray:
         # Some of FUSE share no maps; one that cannot be written to is not counted either.
         address = map_memory(size, mmap.MAP_PRIVATE | flags, descriptor)
     return np.asarray(_Map(address, size))
+
+
+def will_need(data: np.ndarray, extents: Iterable[tuple[int, int]]) -> None:
+    """Start reading (offset, length) ranges of a map from its disk; releases the interpreter lock.
+
+    Of a range that is longer than the kernel reads ahead at once, it leaves out the rest.
+    """
+    address = data.__array_interface__["data"][0]
+    for offset, length in extents:
+        before = offset % mmap.PAGESIZE
+        _libc().madvise(address + offset - before, length + before, mmap.MADV_WILLNEED)
 
 
 # --- writing ------------------------------------------------------------------------------------

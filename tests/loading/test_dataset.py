@@ -61,7 +61,7 @@ def test_every_valid_row_is_a_sample_in_row_order(store: BuiltStore) -> None:
 def test_a_batch_beyond_the_memory_is_refused(
     dataset: precache.CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.loading.slots.available_bytes", lambda: 1 << 29)
+    monkeypatch.setattr("precache.runtime.usage.available_bytes", lambda: 1 << 29)
     row = sum(values.nbytes for values in dataset[0].values())
     count = (1 << 30) // row + 1
     words = f"a batch of {count} rows takes {count * row} bytes, and {1 << 29} are free; give a "

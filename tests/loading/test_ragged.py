@@ -16,6 +16,7 @@ import precache
 from precache import Reading, Weighted
 from precache.codecs import kernels
 from precache.errors import DamageError, UsageError
+from precache.reading.ragged_reader import RaggedReader
 from precache.recipe.recipe import Recipe
 from precache.transforms import (
     CenterCrop,
@@ -120,16 +121,19 @@ def expected(store: Path, epoch: int, batch: Any, size: int) -> np.ndarray:
 def test_rows_of_many_shapes_are_cropped_and_resized(
     codec: str, ragged: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NumPy reads what compiled code reads."""
+    """One by one, where they are not what all together should be, to the same pixels."""
     crop = RandomResizedCrop(24)
     for number, batch in enumerate(batches(ragged[codec], crop, 2)):
         wanted = expected(ragged[codec], number // 5, batch, 24)
         assert np.abs(batch["image"].numpy() - wanted).max() <= 0.6
     flipped = Compose([crop, HorizontalFlip()])
     compiled = batches(ragged[codec], flipped)
-    monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
+    monkeypatch.setattr(RaggedReader, "_crop_together", lambda *_: False)
     for one, other in zip(compiled, batches(ragged[codec], flipped), strict=True):
         torch.testing.assert_close(one["image"], other["image"], rtol=0, atol=0)
+    monkeypatch.setattr(kernels, "compiled", kernels.Compiled)
+    with pytest.raises(UsageError, match="need precache's compiled code, which is missing: with a"):
+        batches(ragged[codec], flipped)
 
 
 def test_evaluation_resizes_and_takes_the_centre(ragged: dict[str, Path]) -> None:

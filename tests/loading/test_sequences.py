@@ -17,9 +17,8 @@ import precache
 from precache import Reading
 from precache.codecs import kernels
 from precache.errors import DamageError
-from precache.loading import sequences
 from precache.loading.options import Block, Buckets
-from precache.reading import ragged_reader
+from precache.runtime import usage
 from precache.sampling.order import BucketPermutation, buckets_of
 from precache.store.open import open_version
 from precache.transforms import ColorJitter, Compose, HorizontalFlip, RandomCrop, ToDType
@@ -281,13 +280,17 @@ def test_what_takes_rows_of_one_shape_is_refused_and_without_others_taken(store:
 def test_batches_that_do_not_fit_the_memory_are_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules = {ragged_reader: "rows of tokens take", sequences: "'list'} to a"}
     with opened(store, 5, fields=("tokens",), **OPTIONS) as loader:
-        for module, message in modules.items():
-            with monkeypatch.context() as small:
-                small.setattr(module, "LARGE_NBYTES", 1)
-                small.setattr(module, "available_bytes", lambda: 1)
-                assert_refused((message, next, iter(loader)))
+        [reader] = loader._source.reader.sequences.values()
+        packed = reader.packed
+        monkeypatch.setattr(usage, "LARGE_NBYTES", 1)
+        monkeypatch.setattr(usage, "available_bytes", lambda: 1)
+        assert_refused(("rows of tokens take", next, iter(loader)))
+        monkeypatch.setattr(usage, "available_bytes", lambda: 1 << 30)
+        rows = packed(np.arange(5))
+        monkeypatch.setattr(reader, "packed", lambda _: rows)
+        monkeypatch.setattr(usage, "available_bytes", lambda: 1)
+        assert_refused(("'list'} to a", next, iter(loader)))
 
 
 def _read(store: Path) -> None:

@@ -10,7 +10,6 @@ import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -337,8 +336,8 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
     store = copy_store(stores["zstd"])
     row = valid_rows(store)[13]
     [reader] = VersionReader(str(store.path)).readers.values()
-    [(path, [(offset, length)])] = reader.extents(np.array([row])).items()
-    with Path(path).open("r+b") as file:
+    [[_, number, _, offset, length]] = zip(*reader._objects.locate(np.array([row])), strict=True)
+    with reader._objects.path(int(number)).open("r+b") as file:
         file.seek(offset + length // 2)
         file.write(bytes(9))
     with opened(store, 4, shuffle=False, reading=Reading(num_threads=3)) as loader:

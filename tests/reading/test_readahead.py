@@ -1,8 +1,8 @@
 """Read-ahead: the right bytes of the right files, and silence once everything is in memory."""
 
-import os
+import mmap
 import threading
-from pathlib import Path
+from collections.abc import Generator, Iterable
 from unittest.mock import Mock
 
 import numpy as np
@@ -10,22 +10,27 @@ import pytest
 
 import precache
 from precache.reading import readahead
-from precache.reading.readahead import QUIET_BATCHES, ReadAhead
+from precache.reading.array_reader import ArrayReader
+from precache.reading.readahead import ReadAhead
 from precache.reading.version_reader import VersionReader
+from precache.runtime.step_clock import ThreadTime
+from precache.storage import local_files
 from tests.conftest import BuiltStore
 
 
-def _read_ahead(store: BuiltStore) -> ReadAhead:
-    return ReadAhead(list(VersionReader(str(store.path)).readers.values()))
+def _around(
+    store: BuiltStore, batches: Iterable[np.ndarray], ahead: ReadAhead
+) -> Generator[np.ndarray, None, None]:
+    return ahead.around(list(VersionReader(str(store.path)).readers.values()), batches, 2)
 
 
 def test_batches_come_in_order_each_advised_ahead(
     image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advised, ahead = list[int](), _read_ahead(image_store)
-    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(int(rows[0])))
+    advised, ahead = list[int](), ReadAhead(ThreadTime())
+    monkeypatch.setattr(ahead, "advise", lambda _, rows: advised.append(int(rows[0])))
     found = []
-    for rows in ahead.around((np.array([n]) for n in range(6)), 2):
+    for rows in _around(image_store, (np.array([n]) for n in range(6)), ahead):
         found.append(int(rows[0]))
         assert len(advised) >= min(6, len(found))
     assert found == list(range(6))
@@ -37,32 +42,35 @@ def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
 ) -> None:
     blocks, advise = 0, Mock()
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
-    monkeypatch.setattr(readahead, "_will_need", advise)
-    ahead = _read_ahead(image_store)
-    list(ahead.around([np.arange(1)] * 9, 2))
-    assert advise.call_count == QUIET_BATCHES
+    monkeypatch.setattr(ArrayReader, "will_need", advise)
+    ahead = ReadAhead(ThreadTime())
+    list(_around(image_store, [np.arange(1)] * 9, ahead))
+    assert advise.call_count == 1
     blocks += 8
-    list(ahead.around([np.arange(1)], 2))
-    assert advise.call_count == QUIET_BATCHES + 1
+    list(_around(image_store, [np.arange(1)] * 9, ahead))
+    assert advise.call_count == 2
 
 
 def test_the_kernel_is_told_where_each_row_lies(
     store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *rest: told.append(rest))
+    told, libc = list[tuple[int, int, int]](), Mock()
+    libc.madvise = lambda *call: told.append(call)
     with precache.Loader(store.path, 21, shuffle=False) as loader:
+        rows = loader.version.valid.nonzero()[0]
+        [reader] = loader._source.reader.readers.values()
+        places = reader._objects.locate(rows)
+        bases = [reader._objects.sources[n].obj.ctypes.data for n in places.objects.tolist()]
+        monkeypatch.setattr(local_files, "_libc", lambda: libc)
         list(loader)
-    [reader] = VersionReader(str(store.path)).readers.values()
-    rows = loader.version.valid.nonzero()[0]
-    extents = reader.extents(np.array([*rows, rows[0]]))
-    assert sum(map(len, extents.values())) == len(rows)
-    for path, found in extents.items():
-        assert (found[:, 0] + found[:, 1] <= Path(path).stat().st_size).all()
-        assert (found[:, 1] > 0).all()
-    wanted = [(start, nbytes) for found in extents.values() for start, nbytes in found.tolist()]
-    assert sorted((start, nbytes) for start, nbytes, _ in told) == sorted(wanted)
-    assert {advice for *_, advice in told} == {os.POSIX_FADV_WILLNEED}
+    starts, lengths = bases + places.starts, places.lengths
+    sizes = [len(reader._objects.sources[n]) for n in places.objects.tolist()]
+    assert (places.starts + lengths <= sizes).all()
+    before = starts % mmap.PAGESIZE
+    wanted = zip(starts - before, lengths + before, strict=True)
+    assert {call[:2] for call in told} == {*wanted}
+    assert {advice for *_, advice in told} == {mmap.MADV_WILLNEED}
+    assert len(told) == len({*places.chunks})
 
 
 def _advising() -> int:
@@ -71,7 +79,7 @@ def _advising() -> int:
 
 def test_closing_early_joins_the_thread(image_store: BuiltStore) -> None:
     before = _advising()
-    batches = _read_ahead(image_store).around([np.arange(3)] * 50, 4)
+    batches = _around(image_store, [np.arange(3)] * 50, ReadAhead(ThreadTime()))
     next(batches)
     assert _advising() == before + 1
     batches.close()

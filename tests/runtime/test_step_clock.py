@@ -35,7 +35,7 @@ class Hands:
         self.clock.begin()
         for waited, worked in steps:
             self.now += waited
-            self.clock.arrived(samples=4, nbytes=100, ready=3)
+            self.clock.arrived(samples=4, nbytes=100)
             self.now += worked
             self.clock.requested()
 
@@ -47,7 +47,7 @@ def test_a_report_sums_the_whole_steps_since_the_last_one() -> None:
     hands.now += 100
     hands.run((0.125, 0.5))
     hands.now += 1
-    hands.clock.arrived(4, 100, 0)
+    hands.clock.arrived(4, 100)
     stats = hands.clock.take().stats(Counters(cpu_seconds=1.5))
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
     assert stats.data == Spread.of([0.25, 0.125])
@@ -177,7 +177,7 @@ def test_statistics_are_aligned_lines_for_people() -> None:
         "  for transforms   18.8%",
         "  for loading      18.8%",
         "your own step      62.5%  312 ms (median 312, p95 500, max 500) per batch",
-        "loader's threads  0.5 CPU-s; 3.0 batches ready on average",
+        "loader's threads  0.5 CPU-s",
         "fetched           1,200 objects, 3 MB",
     ]
     begins = "LoaderStats(batches=2, samples=8, bytes=200, data=Spread(mean=0."

@@ -87,7 +87,6 @@ class ResidentStream:
         Tensors of all rows, once for each epoch until the variants repeat.
     """
 
-    ready = 0
     together = 1
 
     def __init__(self, fields: Sequence[Batch], device: torch.device) -> None:
