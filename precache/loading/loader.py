@@ -26,6 +26,7 @@ from precache.loading.options import (
     LoaderOptions,
     Reading,
     Weighted,
+    explained,
     require_path,
 )
 from precache.loading.ranks import OUTSIDE, find_rank, require_rank
@@ -140,6 +141,7 @@ class Loader(Loop):
     ...         step(image.float() / 255, label)
     """
 
+    @explained
     def __init__(
         self,
         uri: str | os.PathLike[str] | Version,

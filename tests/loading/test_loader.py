@@ -438,7 +438,6 @@ def test_statistics_count_what_was_handed_out(image_store: BuiltStore) -> None:
         assert 0 <= stats.stall_ratio <= 1
         assert stats.data.max >= stats.data.median > 0
         assert stats.cpu_seconds > 0
-        assert 0 <= stats.ready <= 6
         assert loader.stats().batches == 0
         assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208 - as above
 
