@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from precache.codecs.kernels import UNCHECKED
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.reading.shard_files import Places, ShardFiles, shard_files
 from precache.runtime.usage import shortage
+from precache.storage.local_files import will_need
 from precache.store.layout import CHECK_NBYTES
 from precache.store.version import Version
 
@@ -299,9 +302,17 @@ class ArrayReader:
         return places.lengths
 
     def will_need(self, rows: np.ndarray) -> None:
-        """Start reading the chunks of rows from a local disk."""
+        """Start reading the chunks of rows from the disk, where they are mapped."""
+        if not self._objects.mapped:
+            return
         with contextlib.suppress(PrecacheError):  # raised again when the row is read
-            self._objects.will_need(rows)
+            places = self._objects.locate(rows)
+            places = places.part(np.unique(places.chunks, return_index=True)[1])
+            extents = zip(places.starts.tolist(), places.lengths.tolist(), strict=True)
+            ordered = zip(places.objects.tolist(), extents, strict=True)
+            for number, members in itertools.groupby(ordered, operator.itemgetter(0)):
+                if len(whole := self._objects.sources[number].obj):  # else another one closed it
+                    will_need(whole, (extent for _, extent in members))
 
 
 def _require_crc32c(data: memoryview, *, verify: bool) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from precache.codecs.chunk import most_stored
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import Range, is_missing
 from precache.storage.coalesce import coalesce
-from precache.storage.local_files import map_file, will_need
+from precache.storage.local_files import map_file
 from precache.store.layout import (
     INDEX_CHECKSUM_NBYTES,
     INDEX_ENTRY_NBYTES,
@@ -149,18 +147,6 @@ class ShardFiles(ABC):
     @abstractmethod
     def read(self, places: Places) -> list[memoryview]:
         """Return the stored bytes of chunks."""
-
-    def will_need(self, rows: np.ndarray) -> None:
-        """Start reading the chunks of rows from the disk, where they are mapped."""
-        if not self.mapped:
-            return
-        places = self.locate(rows)
-        places = places.part(np.unique(places.chunks, return_index=True)[1])
-        extents = zip(places.starts.tolist(), places.lengths.tolist(), strict=True)
-        ordered = zip(places.objects.tolist(), extents, strict=True)
-        for number, members in itertools.groupby(ordered, operator.itemgetter(0)):
-            if len(whole := self.sources[number].obj):  # else another iterator closed it
-                will_need(whole, (extent for _, extent in members))
 
     def _enter(self, number: int, size: int, index: np.ndarray) -> None:
         """Enter an open object of `size` bytes by its (chunks, 2) index."""
