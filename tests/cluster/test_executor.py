@@ -135,7 +135,7 @@ def test_a_build_in_worker_processes_is_that_of_a_serial_one_and_leaves_nothing(
     found = json.loads(embedded.ran.stdout)
     assert (found["samples"], found["failed"]) == (21, 1)
     assert found["cpu_seconds"] > 0
-    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(found["timings"])
+    assert {"start", "fetch", "ops", "encode", "put"} <= set(found["timings"])
     result = build_here(embedded.source, tmp_path / "store", LARGE, {"shard_samples": 2})
     assert contents(embedded.store) == contents(tmp_path / "store")
     assert remains(embedded.store) == []

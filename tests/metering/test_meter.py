@@ -196,7 +196,7 @@ def test_without_an_output_a_line_goes_to_standard_error_if_the_rank_stalls(
 def test_waiting_for_a_transform_on_the_cpu_is_reported_as_such(
     image_tiles: BuiltStore, early: bool, mixed: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(readahead, "QUIET_BATCHES", 0)  # one thread alone makes batches
+    monkeypatch.setattr(readahead.ReadAhead, "advise", lambda *_: None)  # one thread makes batches
 
     class Slow(Transform):
         def apply(self, batch: Any, draw: Any) -> Any:
