@@ -202,8 +202,12 @@ class Simulation:
         return max(0.0, 1 - steps / length) if length else 1.0
 
     def with_workers(self, workers: int) -> Simulation:
-        """Run the same batches with another number of workers."""
-        return Simulation(self.load, self.step, replace(self.setting, workers=workers))
+        """Run the same batches with another number of workers, until the last one is asked for.
+
+        After that, workers that have nothing left to load would count as slow ones.
+        """
+        run = Simulation(self.load, self.step, replace(self.setting, workers=workers))
+        return replace(run, limit=float(run.batches.asked.max()) or None)
 
     def figures(self) -> Iterator[tuple[str, str]]:
         """Yield names and values of the results, those of one more worker last."""
