@@ -273,6 +273,11 @@ def test_links_may_be_followed_out_of_the_folder(photos: Path) -> None:
     source = table(photos / "lists", "path\n../in/0.jpg\n")
     [sample] = open_source(source, follow_links=True).fetch(["../in/0.jpg"], [-1])
     assert isinstance(sample, Sample)
+    (photos / "lists/photos").symlink_to(photos / "in")
+    source = table(photos / "lists", "path\nphotos/0.jpg\n")
+    with pytest.raises(SourceError, match=r"photos/0\.jpg lies behind a link .*--follow-links"):
+        listed(source)
+    assert len(listed(source, follow_links=True).table) == 1
 
 
 def test_a_table_at_a_url_names_no_local_file(photos: Path, s3: S3Server) -> None:

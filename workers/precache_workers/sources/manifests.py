@@ -167,6 +167,11 @@ class ManifestSource(NamedFiles):
         if max(sizes) >= 0 or any("://" in location for location in locations):
             return
         root = self.folder.local("")
+        if root is not None and (root / locations[0]).is_file():
+            raise SourceError(
+                f"{printable(locations[0])} lies behind a link that leads out of {self.folder}; "
+                "give --follow-links, or the path that it leads to"
+            )
         if root is not None:
             raise SourceError(
                 f"none of the {len(locations):,} files that {self} names is there, such as "
