@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from precache.errors import UsageError
@@ -61,13 +61,42 @@ class Usage:
 
     def __sub__(self, before: Usage) -> Usage:
         """Return the increase since an earlier reading; counters of ended processes are lost."""
-        gained: dict[str, float | None] = {
-            name: max(0.0, value - vars(before)[name])
-            if value is not None and vars(before)[name] is not None
-            else None
-            for name, value in vars(self).items()
-        }
+        gained: dict[str, float | None] = {}
+        for counter in fields(Usage):
+            now, then = getattr(self, counter.name), getattr(before, counter.name)
+            gained[counter.name] = None if now is None or then is None else max(0.0, now - then)
         return Usage(**gained)  # type: ignore[arg-type]  # wall is never None
+
+
+@dataclass(frozen=True)
+class Reading(Usage):
+    """Counters at one moment.
+
+    Attributes
+    ----------
+    threads
+        Process -> seconds that its threads have run, and were ready to run but had no core.
+    """
+
+    threads: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    def __sub__(self, before: Usage) -> Usage:
+        """Return the increase since an earlier reading.
+
+        The kernel forgets how long a process that has ended was ready: it counts as long for its
+        CPU time as the others were.
+        """
+        gained = super().__sub__(before)
+        if not isinstance(before, Reading) or gained.delay is None:
+            return gained
+        ran = delay = 0.0
+        for process, now in self.threads.items():
+            then = before.threads.get(process, (0.0, 0.0))
+            ran += max(0.0, now[0] - then[0])
+            delay += max(0.0, now[1] - then[1])
+        if before.threads.keys() - self.threads.keys() and ran and gained.cpu:
+            delay *= max(1.0, gained.cpu / ran)
+        return replace(gained, delay=delay)
 
 
 @dataclass(frozen=True)
@@ -78,19 +107,20 @@ class Memory:
     available: int
 
 
-def read_usage() -> Usage:
+def read_usage() -> Reading:
     """Read all counters."""
     stats = _tree()
     transfers = [_io(process) for process in stats]
     reads, calls = zip(*transfers, strict=True) if transfers else ((), ())
-    delays = [_delay(process) for process in stats]
-    return Usage(
+    threads = {process: times for process in stats if (times := _threads(process))}
+    return Reading(
         time.perf_counter(),
         _cpu(stats) if stats else None,
-        _sum(delays),
+        _sum([delay for _, delay in threads.values()]),
         _sum(reads),
         _sum(calls),
         _io_wait(),
+        threads,
     )
 
 
@@ -209,19 +239,23 @@ def _cpu(stats: Stat) -> float:
     return sum(sum(map(int, fields[11:15])) for fields in stats.values()) / CLOCK_TICKS
 
 
-def _delay(process: int) -> float | None:
-    """Return the run-queue time of a process's threads (``schedstat``, sched-stats.rst)."""
+def _threads(process: int) -> tuple[float, float] | None:
+    """Return the seconds that a process's threads have run, and waited in a run queue.
+
+    Source: ``schedstat``, sched-stats.rst.
+    """
     try:
         tasks = list((PROC / str(process) / "task").iterdir())
     except OSError:
         return None
-    seconds = 0.0
+    ran = delay = 0.0
     for task in tasks:
         try:
-            seconds += int((task / "schedstat").read_text("ascii").split()[1]) / 1e9
+            counts = (task / "schedstat").read_text("ascii").split()
+            ran, delay = ran + int(counts[0]) / 1e9, delay + int(counts[1]) / 1e9
         except (OSError, IndexError):  # it ended, or the kernel does not count
             continue
-    return seconds
+    return ran, delay
 
 
 def _io(process: int) -> tuple[float | None, float | None]:

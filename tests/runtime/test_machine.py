@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -86,6 +87,28 @@ def test_differences_of_readings_never_fall_below_zero() -> None:
         assert gained.read_bytes is None
         assert gained.cpu is not None
         assert gained.cpu >= 0
+
+
+def test_a_worker_that_ended_was_as_long_ready_for_its_cpu_time_as_the_one_after_it(
+    proc: Path,
+) -> None:
+    """Both ran 2 s; of the one that ended the kernel knows only this, as CPU time of a child."""
+    own, tick = os.getpid(), usage.CLOCK_TICKS
+
+    def counted(process: int, parent: int, ran: int, ready: int, of_children: int = 0) -> None:
+        times = f"{ran * tick} 0 {of_children * tick} 0"
+        write(proc / f"{process}/stat", f"{process} (x) S {parent} {'0 ' * 9}{times} 0".encode())
+        counts = f"{ran}000000000 {ready}000000000 7"
+        write(proc / f"{process}/task/{process}/schedstat", counts.encode())
+
+    counted(own, 1, 0, 0)
+    counted(own + 1, own, 9, 50)
+    before = usage.read_usage()
+    shutil.rmtree(proc / str(own + 1))
+    counted(own, 1, 0, 0, of_children=11)
+    counted(own + 2, own, 2, 3)
+    gained = usage.read_usage() - before
+    assert (gained.cpu, gained.delay) == (4, pytest.approx(6))
 
 
 # --- cores --------------------------------------------------------------------------------------
