@@ -34,8 +34,8 @@ MISFIT = 0.2
 """Relative error of the model for the loop as it is from which its predictions are guesses."""
 LOCKED = 1.5
 """Slowdown of a worker beside the others from which that is the bottleneck."""
-OWN_READS = 1 << 20
-"""Allowance in bytes for reads of the usage measurement itself."""
+STRAY_READS = 1 << 20
+"""Bytes of a run that are read for other things than samples: pages of code, usage figures."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,12 @@ def find_verdict(model: LoopModel) -> tuple[Verdict, str]:
 def _waiting(model: LoopModel) -> tuple[Verdict, str]:
     measured, usage = model.measured, model.measured.by_worker.usage
     expected = measured.setup.batch_nbytes * len(measured.by_worker.seconds)
+    reads = (usage.called_bytes or 0.0) > STRAY_READS + expected / 2
     if usage.cpu is None:
         why = "the step waits for loading; the system does not report whether it computes"
-    elif usage.read_bytes:
+    elif (usage.read_bytes or 0.0) > STRAY_READS:
         why = "loading waits for the disk, and the step waits for loading"
-    elif (usage.called_bytes or 0.0) > OWN_READS + expected / 2:
-        why = "loading waits for data that is not on a local disk"
-    elif model.contention > LOCKED:
+    elif model.contention > LOCKED and not reads:
         slower = f"each worker takes {model.contention:.1f} times as long beside the others"
         return "contention-bound", f"{slower}: they wait for a lock or a full connection"
     else:

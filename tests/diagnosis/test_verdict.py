@@ -188,6 +188,13 @@ def test_whatever_was_measured_there_is_a_verdict_and_no_remedy_beats_the_step(
         assert each.batches_per_s <= judged.without_waiting * (1 + 1e-9)
 
 
+def test_nothing_is_said_of_a_disk_that_a_run_hardly_reads() -> None:
+    """Files in the page cache are called for, and not read; some pages of code are."""
+    for figures, place in (({"read_bytes": 9e5}, "a network"), ({"read_bytes": 9e6}, "the disk")):
+        found = Diagnosis.of(waiting(0.1, called_bytes=1e8, **figures))
+        assert (found.verdict, place in found.reason) == ("storage-bound", True), found.reason
+
+
 def test_slow_batches_in_order_are_not_taken_for_contention() -> None:
     load = np.random.default_rng(0).gamma(1, 0.05, COUNT).tolist()
     alone = Diagnosis.of(measured(0.001, load, 0.05, workers=1)).simulation.load / 1e3
