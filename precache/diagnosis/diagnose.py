@@ -240,7 +240,7 @@ def waiting_notes(diagnosis: Diagnosis) -> Iterator[str]:
     if measured.setup.cuda:
         why = "the host runs ahead of the device, and only idle time of the device is lost"
     elif measured.setup.workers and measured.setup.epoch:
-        why = "that leaves out the start of each epoch, and what loading slows the step down"
+        why = "that leaves out the start of each epoch, and how much loading slows the step"
     else:
         why = "loading also slows the step down, as they share the cores"
     yield f"The loop waited for data {stall:.0%} of the measured time: {why}."
