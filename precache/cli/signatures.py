@@ -158,6 +158,7 @@ def _add(to: Any, function: Callable[..., Any], parameter: inspect.Parameter) ->
         settings |= {"type": _size, "metavar": "N|HxW"}
     elif Mapping in origins:
         of, read = _PAIRS.get(name, ("VALUE", _pair))
+        settings["help"] = re.sub(r'\{"(\w+)": "?([^"}]+)"?\}', r"\1=\2", settings["help"])
         settings |= {"type": read, "action": "append", "metavar": f"KEY={of}"}
     elif Sequence in origins:
         text_kind = str in _kinds(get_args(origins[Sequence])[0])

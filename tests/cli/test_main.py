@@ -80,6 +80,7 @@ def test_help_lists_the_first_steps_first_and_no_hidden_command(run: Run) -> Non
         assert f"usage: precache {name} " in text
         options_of_others = {"endpoint_url", "num_workers", "prefetch_factor", "in_order"}
         assert {*re.findall(r"[a-z]+_\w+", text)} <= options_of_others, "flags, not keywords"
+        assert '{"' not in text, "KEY=VALUE, not dicts"
     assert run("--version").out.strip() == precache.__version__
 
 
