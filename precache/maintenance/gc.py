@@ -248,11 +248,7 @@ def plan_gc(
     periods = current_periods(commits)
     current = commits[-1].version if commits else None
     by_name = {folder.version: folder for folder in folders}
-    committed = [
-        name
-        for name in periods
-        if name in by_name and by_name[name].complete and name not in log.removed
-    ]
+    committed = [name for name in periods if name in by_name and name not in log.removed]
     newest = committed[-keep:] if keep else []
     removed: dict[str, str] = {}
     kept = []

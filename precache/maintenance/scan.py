@@ -74,14 +74,11 @@ class StoredFolder:
     ----------
     version
         Name below the store.
-    complete
-        Whether its `zarr.json` exists.
     scratch
         Whether it has files that are removed after a commit.
     """
 
     version: str
-    complete: bool
     objects: tuple[ListedObject, ...]
     build: BuildStatus | None
     scratch: bool = False
@@ -141,7 +138,7 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     )
     if not ours:
         return None
-    return StoredFolder(name, ROOT in names, objects, build, scratch=scratch)
+    return StoredFolder(name, objects, build, scratch=scratch)
 
 
 def recorded_place(version: Folder) -> str:

@@ -167,8 +167,7 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
     committed = []
     unfinished = []
     for stored in scanned:
-        kept = stored.version in periods and stored.version not in log.removed
-        if kept and stored.complete:
+        if stored.version in periods and stored.version not in log.removed:
             committed.append(_summarize(folder, stored, log))
         else:
             idle = stored.idle_seconds(time.time(), committed=False)

@@ -59,11 +59,11 @@ def why(done: GcResult) -> dict[str, str]:
     return {each.version: each.why for each in (*done.removed, *done.kept)}
 
 
-def place(name: str, complete: bool = True, build_idle: float | None = None) -> StoredFolder:
+def place(name: str, build_idle: float | None = None) -> StoredFolder:
     objects = [ListedObject(ROOT, 1, NOW - 900 * DAY)]
     if build_idle is not None:
         objects.append(ListedObject(DESCRIPTION, 1, NOW - build_idle))
-    return StoredFolder(name, complete, tuple(objects), None)
+    return StoredFolder(name, tuple(objects), None)
 
 
 @given(
@@ -87,7 +87,7 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
         LogEntry(number=number, version=names[version], time=NOW - (len(log) - number) * 3 * DAY)
         for number, version in enumerate(log)
     ]
-    places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
+    places = [place(names[v], build_idle=idle[v]) for v in sorted(there)]
     begun = {names[version] for version in gone - set(log[-1:])}
     removal = [LogEntry(time=NOW, removed=tuple(begun))] if begun else []
     whole = Log((*commits, *removal), len(commits))
@@ -96,8 +96,8 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
     assert sorted([*going, *(each.version for each in plan.kept)]) == [p.version for p in places]
     assert begun & {p.version for p in places} <= going.keys()
     last = {commit.version: commit for commit in commits}
-    complete = {p.version for p in places if p.complete} - begun
-    by_age = sorted(complete & set(last), key=lambda v: last[v].number)
+    committed = {p.version for p in places} & last.keys() - begun
+    by_age = sorted(committed, key=lambda v: last[v].number)
     for name in going.keys() - begun:
         assert not commits or name != commits[-1].version
         assert name not in by_age[len(by_age) - keep :]
@@ -166,6 +166,22 @@ def test_what_others_have_is_neither_touched_nor_counted(three: Store, kind: str
     if kind == "disk":
         assert (path / "0123456789abcdef0123456789abcdef.1").read_bytes() == b"mine"
         assert (path / f"{'f' * 32}.1").is_dir()
+
+
+def test_a_version_that_lost_its_root_is_listed_and_kept_as_any_other(three: Store) -> None:
+    """Its build makes it whole from its copy of small objects, so it is no rubbish."""
+    path, (first, second, third) = three
+    age(path, 40 * DAY)
+    for version in (second, third):
+        (path / version / ROOT).unlink()
+    listed = precache.versions(path)
+    assert [each.version for each in listed.versions] == [third, second, first]
+    assert [each.current for each in listed.versions] == [True, False, False]
+    assert [f"{ROOT}: No such file" in each.problem for each in listed.versions] == [1, 1, 0]
+    assert listed.unfinished == ()
+    assert why(precache.gc(path, keep=2, older_than="1d")) == {
+        third: "current", second: "among the newest 2", first: "replaced 40 days ago"
+    }  # fmt: skip
 
 
 def test_a_link_is_no_version(three: Store, tmp_path: Path) -> None:

@@ -181,8 +181,11 @@ def test_the_next_number_is_above_an_empty_entry_that_a_killed_create_left(
     first = append_commit(empty, _id("a"))
     _forge(empty, "000002.json", b"")
     for read in (read_log, lambda store: precache.open(store.root)):
-        with pytest.raises(StoreError, match=r"000002\.json is damaged or forged: it is empty"):
+        with pytest.raises(
+            StoreError, match=r"000002\.json is damaged or forged: it is empty"
+        ) as e:
             read(empty)
+        assert "build command again, and do not remove that file" in str(e.value)
     second = append_commit(empty, _id(version))
     assert second.number == 3
     assert read_log(empty).commits == (first, second)

@@ -84,7 +84,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
         fetched += f" ({plan.rows_compared:,} of them {known})"
     yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
     if plan.rows_retried:
-        yield "tried again", f"{plan.rows_retried:,} samples that failed before"
+        yield "tried again", f"{counted(plan.rows_retried, 'sample')} that failed before"
     yield "bytes", ", ".join(_bytes(plan))
     if plan.estimate is not None:
         yield from _estimate(plan.estimate)

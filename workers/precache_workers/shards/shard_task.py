@@ -14,6 +14,7 @@ from precache.storage.base import Folder
 from precache.store.layout import RowShape
 from precache.store.receipts import Receipt
 from precache.store.tree import Leaf
+from precache.units import counted
 from precache_workers.ops.field_recipe import part_of
 from precache_workers.ops.identity import all_starts, installed_versions
 from precache_workers.ops.mask_frames import MaskFrames
@@ -184,7 +185,8 @@ def write_shard(task: ShardTask, stored: StoredRows, spoiled: Sequence[str]) -> 
         first = "; ".join(map(str, unfetched[:5]))
         more = f"; and {len(unfetched) - 5} more" * (len(unfetched) > 5)
         raise FetchError(
-            f"shard {task.shard}: {len(unfetched)} samples could not be fetched: {first}{more}"
+            f"shard {task.shard}: {counted(len(unfetched), 'sample')} could not be fetched: "
+            f"{first}{more}"
         )
     all_built = {name: writer.finish(len(task.keys)) for name, writer in writers.items()}
     built: Mapping[str, FinishedObject] = {name: all_built[name] for name in task.objects}
