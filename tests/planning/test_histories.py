@@ -348,7 +348,8 @@ class History:
         self.accept(result, options)
         if is_sure and not result.shards_skipped:
             reused, told = result.rows_reused, plan.rows_reused
-            assert told - plan.rows_failed <= reused <= told + plan.rows_compared
+            # Ops that are left for stored rows may fail: that is known with the build.
+            assert told - result.failed <= reused <= told + plan.rows_compared
             assert reused >= least or "recompute" in options, f"{reused} rows are reused of {least}"
         return f"build {options}"
 
