@@ -16,9 +16,9 @@ from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.store.build_status import BuildStatus, remove_abandoned_scratch
-from precache.store.commit_log import ROOT, Log, make_current, read_log, short
+from precache.store.commit_log import ROOT, VERSION, Log, make_current, read_log, short
 from precache.store.json_documents import LogEntry
-from precache.store.open import open_version, split_uri
+from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import read_attributes
 from precache.units import ago, size
 
@@ -242,7 +242,8 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     Parameters
     ----------
     uri
-        ``STORE@prefix``.
+        ``STORE@prefix``; or the folder of a version, ``STORE/VERSION``, of which the log may have
+        lost its entry.
     storage_options
         As `open` takes them.
 
@@ -254,15 +255,20 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
         There is no such version, or objects of it are damaged, missing or in a wrong place.
     """
     base, prefix = split_uri(uri, storage_options)
-    if prefix is None:
+    above, _, name = base.rstrip("/").rpartition("/")
+    by_folder = prefix is None and VERSION.fullmatch(name) is not None
+    if prefix is None and not by_folder:
         name = shown(base)
         raise UsageError(
             f"{name} names no version; give one, such as {name}@3f2a; precache ls {name} lists them"
         )
+    store = open_folder((above or ".") if by_folder else base, storage_options)
+    log = read_log(store)
     version = open_version(uri, storage_options)
+    if by_folder and version.id in log.versions:
+        version = open_own(version.folder, commit=log.versions[version.id])
     require_whole(version, way_out(version, uri, storage_options))
-    store = open_folder(base, storage_options)
-    before = read_log(store).current
+    before = log.current
     commit = make_current(store, version.id)
     remove_abandoned_scratch(version.folder)
     return UseResult(version.id, commit.number, None if before is None else before.version)

@@ -172,14 +172,17 @@ def _entry(data: bytes, where: str, number: int) -> LogEntry:
         return entry
     except StoreError as error:
         why = str(error).removeprefix(f"{where} is damaged or forged: ")
-        do = "Remove that file, and before any gc run again what wrote it, precache build or use"
+        do = (
+            "Remove that file, and before any gc make that version current: run the build that "
+            "made it, or precache use STORE/VERSION"
+        )
         if not data:
             why = "it is empty, as a process leaves it that is killed on some network disks"
             do = "Run the same precache build command again, and do not remove that file"
         raise StoreError(
             f"{where} is damaged or forged: {why}; it alone says which version was made current. "
-            f"Versions are still read by their folders (STORE/VERSION). {do}: a build finds its "
-            "version whole, computes nothing and makes it current"
+            f"Versions are still read by their folders (STORE/VERSION). {do}; a build finds its "
+            "version whole, and computes nothing"
         ) from None
 
 

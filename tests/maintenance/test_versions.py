@@ -78,6 +78,24 @@ def test_use_is_a_commit_and_can_be_undone(three: Store) -> None:
             take(f"{path}/{first}@{first[:4]}")
 
 
+def test_a_version_whose_entry_is_lost_is_used_by_its_folder(
+    three: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the error on a damaged entry advises: without an entry, gc would sweep the version."""
+    path, (first, _, last) = three
+    (path / "commits/000001.json").write_bytes(b"{")
+    with pytest.raises(StoreError, match=r"Remove that file, .*precache use STORE/VERSION"):
+        precache.use(path / first)
+    (path / "commits/000001.json").unlink()
+    monkeypatch.chdir(path)
+    assert precache.use(f"{first}/").version == first
+    assert precache.use(path / last).previous == first
+    assert [each.version for each in precache.versions(path).versions][:2] == [last, first]
+    shutil.copy(path / first / "zarr.json", path / last / "zarr.json")
+    with pytest.raises(StoreError, match="it is that of version"):
+        precache.use(path / last)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
