@@ -242,6 +242,35 @@ own.py: import a\nimport b\nfrom lib import T\ndef f(x): return T
 a.py: from lib import T\nT['k'] = 1
 b.py: from lib import T\nT['k'] = 2
 lib.py: T = {}
+= a seed that another module draws by | own.py | seed(1) | seed(2)
+own.py: import random\nrandom.seed(1)\nimport lib\ndef f(x): return lib.K
+lib.py: import random\nK = random.random()
+= a seed by another name of the package | own.py | seed(1) | seed(2)
+own.py: import random\nfrom random import choice\nrandom.seed(1)
+| K = choice('ab')\ndef f(x): return K
+= a seed by a function that imports the package | own.py | seed(1) | seed(2)
+own.py: def s():\n    import random\n    random.seed(1)\ns()\nimport lib\ndef f(x): return lib.K
+lib.py: import random\nK = random.random()
+= a state whose last value is kept | own.py | 'warn' | 'raise'
+own.py: import numpy as np\nold = np.seterr(divide='warn')\ndef f(x): return np.geterr()
+= a module that a function imports and changes | own.py | = 1 | = 2
+own.py: def s():\n    import low\n    low.K = 1\ns()\nimport lib\ndef f(x): return lib.low.K
+lib.py: import low
+low.py: K = 0
+= a module that a function imports and calls | own.py | put(1) | put(2)
+own.py: def s():\n    import low\n    low.put(1)\ns()\nimport lib\ndef f(x): return lib.low.T
+lib.py: import low
+low.py: T = []\ndef put(x): T.append(x)
+= an object by a method called compile | own.py | k = 1 | k = 2
+own.py: class A:\n    def compile(self): return self\na = A().compile()
+| a.k = 1\ndef f(x): return a.k
+= an object of a class called Path | own.py | k = 1 | k = 2
+own.py: class Path: pass\na = Path()\na.k = 1\ndef f(x): return a.k
+= an iterator that a loop advances | own.py | == 3 | == 4
+own.py: n = iter(range(9))\nfor i in n:\n    if i == 3: break\nK = next(n)\ndef f(x): return K
+= a block that changes what it enters | own.py | with a: pass | pass
+own.py: class A:\n    k = 0\n    def __enter__(self): self.k += 1\n    def __exit__(self, *x): pass
+| a = A()\nwith a: pass\ndef f(x): return a.k
 = what an imported module imports | low.py | 1 | 2
 own.py: import lib\ndef f(x): return x
 lib.py: def g():\n    import low
@@ -332,6 +361,7 @@ def test_an_edit_that_changes_nothing_does_not_count(write: Write, what: str) ->
 
 SCRIPT = """
 import argparse, logging
+import random
 import click, numpy as np, torch
 from torch.utils.data import Dataset, DataLoader
 from lib import build_model
@@ -343,6 +373,7 @@ log = logging.getLogger(__name__)
 app = click.Group()
 DEVICE = torch.device("cpu")
 torch.backends.cudnn.benchmark = True
+random.seed(88)
 class Base(Dataset):
     def __init__(self, root): self.root = root
     def __len__(self): return 3
@@ -376,6 +407,7 @@ if __name__ == "__main__":
             ('"lr": 0.1', '"lr": 0.2'), ("batch_size=32", "batch_size=64"), ("0.3", "0.4"),
             ("num_workers=5", "num_workers=6"),
             ("start 77", "start 78"), ("(55)", "(56)"), ("0.01", "0.02"), ("=64", "=65"),
+            ("(88)", "(89)"),
             ('"cpu"', '"cuda"'), ("import argparse, logging", "import logging\nimport argparse"),
         ]),
         ("x * 2", "x * 3", "f Train"), ("n + 11", "n + 12", "Val"), ("return 3", "4", "Train Val"),
@@ -459,6 +491,7 @@ UNFOLLOWED = {
     "other ways to import": "import runpy\ndef f(x): return runpy.run_path(x)",
     "docstrings": "def f(x): return f.__doc__",
     "annotations": "def g(x: 1): pass\ndef f(x): return g.__annotations__",
+    "help": "import inspect\ndef f(x): return inspect.getdoc(f)",
     "subclasses": "class A: pass\ndef f(x): return A.__subclasses__()",
 }
 
@@ -475,6 +508,8 @@ READS = [
     *("open(x)", "np.load(x)", "net(weights=x)", "x.read_bytes()", "(x / 'a').read_text()"),
     *("io.read_image(x)", "io.loadmat(x)", "cdll.LoadLibrary(x)", "self.path.read_text()"),
     *("safe_open(x)", "PATH.read_bytes()", "h5py.File(x)", "ffi.dlopen(x)", "parser.parse_args(x)"),
+    *("xarray.open_dataset(x)", "cv2.dnn.readNetFromONNX(x)", "tifffile.TiffFile(x)"),
+    *("cv2.FileStorage(x)", "configparser.ConfigParser(x)", "linecache.getline(x, 1)"),
 ]
 
 
@@ -492,6 +527,16 @@ def test_files_that_are_read_are_listed_apart(write: Write, read: str) -> None:
     code = code_of("own:f")
     assert code is not None
     assert unfollowed(code) == [(f"{read} in own", True)]
+
+
+@pytest.mark.parametrize("given", ["map(np.load, x)", "partial(np.load, x)", "[np.load]"])
+def test_a_function_that_reads_files_is_listed_where_others_call_it(
+    write: Write, given: str
+) -> None:
+    write({"own.py": f"import numpy as np\ndef f(x): return isinstance(x, np.memmap), {given}"})
+    code = code_of("own:f")
+    assert code is not None
+    assert unfollowed(code) == [("np.load in own", True)]
 
 
 HARD = {
@@ -962,6 +1007,27 @@ def test_ensure_names_the_edit_and_the_rows_and_an_edit_beside_it_builds_nothing
     assert ensured(TRAIN.replace("LR = 0.1", "LR = 0.2")) == ""
     said = ensured(TRAIN.replace("GAIN = 1", "GAIN = 2"))
     assert re.search(r"The code of own:shift was edited since version \w+: 6 rows", said), said
+
+
+@pytest.mark.parametrize("use", ["import far\ndef shift(x):", "def shift(x):\n    import far"])
+def test_a_module_in_a_folder_that_the_users_code_adds_to_the_path_is_followed(
+    write: Write, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    def built() -> precache.BuildResult:
+        monkeypatch.setattr(sys, "path", path.copy())
+        monkeypatch.delitem(sys.modules, "far", raising=False)
+        return build_here(photos, tmp_path / "store", RECIPE)
+
+    path, more = sys.path.copy(), tmp_path / "more"
+    more.mkdir()
+    (more / "far.py").write_text("K = 1")
+    own = {"own.py": f"import sys\nsys.path.append('{more}')\n{use}\n    return x + far.K"}
+    write(own)
+    first, before = built(), values(tmp_path / "store")
+    write(own)
+    (more / "far.py").write_text("K = 2  # more")
+    assert built().version != first.version
+    assert (values(tmp_path / "store") == (before + 1) % 256).all()
 
 
 FACTORIES = """

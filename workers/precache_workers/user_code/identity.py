@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -41,13 +43,14 @@ from precache_workers.user_code.module_code import (
 
 _DYNAMIC = re.compile(
     r"(exec|eval|compile|globals|__import__|builtins|importlib|pkgutil|runpy|subprocess|os\.environb?"
-    r"|os\.getenv|sys\.argv|sys\.modules|ctypes\.CDLL|inspect\.(getsource|signature)"
+    r"|os\.getenv|sys\.argv|sys\.modules|ctypes\.CDLL|inspect\.(get\w+|signature)"
     r"|typing\.get_type_hints)\b"
 )
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
 _READER = re.compile(
-    r"from_?file|from_pretrained|genfromtxt|imread|load(_\w+|mat|txt)?|LoadLibrary|memmap|read_\w+"
-    r"|\w*open|(Zip)?File|CascadeClassifier|getOpenProfile|InferenceSession|truetype"
+    r"from_?file|from_pretrained|genfromtxt|getline|imread|load(_\w+|mat|txt)?|LoadLibrary|memmap"
+    r"|read_\w+|readNet\w*|\w*open(_\w+)?|\w*File(IO|Storage)?|CascadeClassifier"
+    r"|(Raw)?ConfigParser|getOpenProfile|InferenceSession|truetype"
     r"|parse(_known)?_args"
 )
 _WEIGHTS = {"pretrained", "weights"}
@@ -88,6 +91,8 @@ class Code:
 def code_of(name: str) -> Code | None:
     """Return the identity of ``package.module:attribute``; None if its module has no file.
 
+    A module is imported only if it imports what is not found, as it may change ``sys.path``.
+
     Raises
     ------
     RecipeError
@@ -95,7 +100,15 @@ def code_of(name: str) -> Code | None:
     """
     module, _, attribute = name.partition(":")
     place = find_module(module)
-    return None if place is None or not place.has_location else _Tracer((module, attribute)).trace()
+    if place is None or not place.has_location:
+        return None
+    tracer = _Tracer((module, attribute))
+    code = tracer.trace()
+    if tracer.lacks and module not in sys.modules:
+        with contextlib.suppress(Exception, SystemExit):  # which loading it tells
+            importlib.import_module(module)
+        code = _Tracer((module, attribute)).trace()
+    return code
 
 
 def code_digest(name: str) -> str:
@@ -162,6 +175,8 @@ class _Tracer:
         self._module = functools.cache(self._find)
         self._texts: dict[str, str] = {}
         self._packages: dict[str, str] = {}
+        self.lacks = False
+        """True if something that is imported is not found."""
         self._left: list[str] = []
         self._reached: set[str] = set()
         self._counted: set[Statement] = set()
@@ -215,6 +230,7 @@ class _Tracer:
         if self._module(parts[0]) is None:
             place = find_module(parts[0])
             self._packages[parts[0]] = "missing" if place is None else _version_of(place) or ""
+            self.lacks |= place is None
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
             if name not in self._texts and self._module(name) is not None:
@@ -268,13 +284,26 @@ class _Tracer:
         imported = {n: found for n in names if (found := self._sources((self._label[0], n)))}
         users = {n for n, found in imported.items() if any(self._module(m) for m, _ in found)}
         binders = [s for name in reached - imported.keys() for s in own.binders.get(name, ())]
-        shared = {name for s in binders if not s.is_fixed for name in s.bound}
+        shared = {name for s in binders if not own.is_fixed(s) for name in s.bound}
         shared |= users if users & reached else set()
         called = users | imported.keys() & reached
+        others = (m for m in map(self._module, self._texts) if m is not None and m is not own)
+        used = {_root(source) for module in others for _, source, _ in module.imports}
+        used |= {_root(source) for n in imported.keys() & reached for source, _ in imported[n]}
+        shown = {n for n, found in imported.items() if any(_root(m) in used for m, _ in found)}
         setters = {  # such as ``ImageFile.LOAD_TRUNCATED_IMAGES = True``, or ``np.seterr(...)``
             s
             for s in own.statements
-            if s.stores & imported.keys() or s.calls & called or s.mentions & _NAMESPACES
+            if s.stores & imported.keys()
+            or s.calls & called
+            or s.sets & shown
+            or s.mentions & _NAMESPACES
+            or any(
+                bound in s.stores
+                or (bound in s.calls and self._module(m))
+                or (bound in s.sets and _root(m) in used)
+                for bound, m, _ in s.imports
+            )
         }
         shared |= {name for s in setters if s.is_definition for name in s.bound}
         using = own.using(shared) | _NAMESPACES
@@ -335,19 +364,21 @@ def unfollowed(code: Code) -> list[tuple[str, bool]]:
             for bound, source, inner in module.imports
             if source in code.modules and not code.modules[source].is_variable(inner)
         }
-        imported = {bound: (source, inner) for bound, source, inner in module.imports if bound}
+        given = {bound for bound, source, _ in module.imports if source not in code.modules}
+        given.add("open")  # which others may call, as in ``map(np.load, paths)``
         left: list[ast.AST] = [s.node for s in module.statements if s in code.counted]
         while left:
             node = left.pop()
             call = node if isinstance(node, ast.Call) else None
             root, *rest = spine(call.func if call else node) or [""]
-            full = [*imported.get(root, (root,)), *rest]
+            full = module.resolve(call.func if call else node) or [""]
             last = getattr(call.func, "attr", full[-1]) if call else full[-1]
             of_user = root in followed and not (root == "self" and len(rest) > 1)
-            dynamic = not of_user and _DYNAMIC.match(".".join(filter(None, full)))
+            dynamic = not of_user and _DYNAMIC.match(".".join(full))
             words = {word.arg for word in call.keywords} if call else set()
-            reads = call and not of_user and (_READER.fullmatch(last) or words & _WEIGHTS)
-            if import_called(node):
+            can_read = (call or root in given) and _READER.fullmatch(last)
+            reads = not of_user and (can_read or words & _WEIGHTS)
+            if import_called(node) or full == ["isinstance"]:
                 continue
             if dynamic or reads or full[-1] in _INTROSPECTION:
                 text = f"{ast.unparse(node)[:60]} in {name}"
@@ -356,6 +387,10 @@ def unfollowed(code: Code) -> list[tuple[str, bool]]:
             else:
                 left += ast.iter_child_nodes(node)
     return sorted(unknown)
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _version_of(place: ModuleSpec) -> str | None:

@@ -10,6 +10,7 @@ import ast
 import copy
 import dis
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
@@ -24,9 +25,11 @@ Import = tuple[str, str, str]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.Load)
-_FIXED = {"Path", "compile", "frozenset", "getLogger"}
+_FIXED = {"pathlib.Path", "re.compile", "frozenset", "logging.getLogger"}
 """Calls whose results cannot change, or do not affect what is computed."""
 _SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
+_SETTING = re.compile(r"set|\w*seed")
+"""Beginnings of names of functions that set a state, as ``np.seterr`` and ``torch.manual_seed``."""
 _HOOKS = {"__init_subclass__", "metaclass"}
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"}
 
@@ -76,6 +79,20 @@ class Module:
         """Text of all that counts of the module."""
         return _canonical(self._tree) + xxhash.xxh3_128_hexdigest(self._data)
 
+    @cached_property
+    def _imported(self) -> dict[str, tuple[str, str]]:
+        return {bound: (module, name) for bound, module, name in self.imports if bound}
+
+    def resolve(self, node: ast.AST | None) -> list[str]:
+        """Return the `spine` of an expression, in which what was imported has its own name."""
+        root, *rest = spine(node) or [""]
+        return [*filter(None, self._imported.get(root, (root,))), *rest]
+
+    def is_fixed(self, statement: Statement) -> bool:
+        """Return True for a statement that binds names to values that count as immutable."""
+        value = getattr(statement.node, "value", None)
+        return statement.constant is not None or ".".join(self.resolve(value)) in _FIXED
+
     def is_variable(self, name: str) -> bool:
         """Return True for a name to which only assignments bind values."""
         binders = self.binders.get(name, [])
@@ -94,7 +111,7 @@ class Module:
         while size != len(using):
             size = len(using)
             for name, binders in self.binders.items():
-                if not all(s.is_fixed or s.mentions.isdisjoint(using) for s in binders):
+                if not all(self.is_fixed(s) or s.mentions.isdisjoint(using) for s in binders):
                     using.add(name)
         return using
 
@@ -136,7 +153,7 @@ class Statement:
                 run += [part.args] if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)
         self.run_imports = [found for part in run for found in _imported(part, package)]
         self.acts = any(
-            isinstance(part, ast.Call | ast.AugAssign | ast.Expr)
+            isinstance(part, ast.Call | ast.AugAssign | ast.Expr | ast.For | ast.With)
             or is_part_store(part)
             or any(getattr(part, name, None) for name in ("decorator_list", "keywords"))
             for part in run
@@ -158,12 +175,6 @@ class Statement:
         return value if all(isinstance(part, _LITERALS) for part in ast.walk(value)) else None
 
     @cached_property
-    def is_fixed(self) -> bool:
-        """True if it binds names to values that count as immutable."""
-        called = spine(getattr(self.node, "value", None))[-1:]
-        return bool(_FIXED.intersection(called)) or self.constant is not None
-
-    @cached_property
     def stores(self) -> set[str]:
         """Names of which it sets or deletes attributes or items."""
         targets = [node for node in self.nodes if is_part_store(node)]
@@ -176,7 +187,13 @@ class Statement:
     def calls(self) -> set[str]:
         """Names that it calls, or methods of which it calls, and leaves the result."""
         calls = (node.value for node in self.nodes if isinstance(node, ast.Expr))
-        return {name for call in calls for name in spine(call)[:1]}
+        return {name for call in calls for name in spine(call)[:1]} | self.sets
+
+    @cached_property
+    def sets(self) -> set[str]:
+        """Names of which it calls methods that set a state."""
+        calls = (spine(node.func) for node in self.nodes if isinstance(node, ast.Call))
+        return {names[0] for names in calls if names and _SETTING.match(names[-1])}
 
 
 def _names(node: ast.stmt) -> tuple[set[str], set[str], set[str]]:
