@@ -187,12 +187,15 @@ class FieldTransform(Transform):
     moves
         True if pixels change places or are mixed: all fields of one scene belong together, and have
         one height and width.
+    draws
+        True if it draws numbers for each row that was read.
     by_axis
         True if channels, height and width are treated differently.
     """
 
     fields: tuple[str, ...] | None = None
     moves: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
     by_axis: ClassVar[bool] = True
 
     def __init__(self, fields: Iterable[str] | None = None) -> None:
@@ -209,8 +212,8 @@ class FieldTransform(Transform):
         Raises
         ------
         UsageError
-            A field is missing, or has another shape or its channels last, or one would stay behind
-            that nobody named.
+            A field is missing, or has another shape or its channels last, or other rows than were
+            drawn for, or one would stay behind that nobody named.
         """
         name = type(self).__name__
         fields = [field for field in self.named if field not in draw.followers]
@@ -229,6 +232,11 @@ class FieldTransform(Transform):
                 )
             if values.ndim != 4 and (self.fields is None or values.ndim < 3):
                 raise UsageError(f"{name} takes (N, C, H, W), not {tuple(values.shape)}")
+            if self.draws and len(values) != len(draw.numbers):
+                raise UsageError(
+                    f"{name} draws for the {len(draw.numbers)} rows that were read, and the batch "
+                    f"has {len(values)}: put functions that leave out or add rows behind it"
+                )
             if self.by_axis and _ends_in_channels(values):
                 axes = (0, 3, 1, 2) if values.ndim == 4 else (0, 1, 4, 2, 3)
                 moved = f"{{**batch, {field!r}: batch[{field!r}].permute{axes}}}"
@@ -579,6 +587,12 @@ def crops(steps: Steps) -> bool:
     """Return True if a transform leaves out parts of images, and boxes with them."""
     cropping = (RandomCrop, CenterCrop, RandomResizedCrop)
     return any(isinstance(step, cropping) for _, step in steps)
+
+
+def moved_by(steps: Steps) -> list[str]:
+    """Return the fields whose pixels a transform moves or mixes."""
+    moving = (s for _, s in steps if isinstance(s, FieldTransform) and s.moves)
+    return [*dict.fromkeys(name for step in moving for name in step.named)]
 
 
 class Followed(Transform):
@@ -961,6 +975,8 @@ class RandomCrop(_Crop):
         Fields that are cropped by the same window; see `FieldTransform`.
     """
 
+    draws = True
+
     def __init__(
         self, size: int | tuple[int, int], padding: int = 0, fields: Iterable[str] | None = None
     ) -> None:
@@ -1012,7 +1028,7 @@ class Resize(_Resampling):
         fields: Mapping[str, str] | Iterable[str] | None = None,
     ) -> None:
         super().__init__(fields)
-        pair = isinstance(size, tuple)
+        pair = isinstance(size, tuple | list)
         self.size = sides("size", size) if pair else whole("size", size, 1, MOST_SIDE)
 
     def view(self, view: View, draw: Draw) -> View:
@@ -1044,6 +1060,8 @@ class RandomResizedCrop(_Resampling):
         ``nearest``, which makes no new values and suits masks. By default ``image``, bilinear; see
         `FieldTransform`.
     """
+
+    draws = True
 
     def __init__(
         self,
@@ -1116,6 +1134,8 @@ class HorizontalFlip(WindowStep):
         Fields that are mirrored together; see `FieldTransform`.
     """
 
+    draws = True
+
     def __init__(self, p: float = 0.5, fields: Iterable[str] | None = None) -> None:
         super().__init__(fields)
         self.p = _number("p", p, 0, 1)
@@ -1181,6 +1201,8 @@ class ColorJitter(ImageTransform):
     uniform in [-hue, hue] of the colour circle. The arithmetic is torchvision's. Fields that
     `fields` names change by the same factors.
     """
+
+    draws = True
 
     def __init__(
         self,
@@ -1548,6 +1570,8 @@ class CutMix(Mixing):
     fields
         Fields whose same box is replaced; see `FieldTransform`.
     """
+
+    draws = True
 
     def __init__(
         self, classes: int, alpha: float = 1.0, fields: Iterable[str] | None = None

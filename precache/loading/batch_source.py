@@ -41,6 +41,7 @@ from precache.transforms import (
     crops,
     is_drawn,
     label_mixing,
+    moved_by,
     require_fitting,
     require_one_draw,
     require_unblended,
@@ -98,7 +99,7 @@ class BatchSource:
         )
         steps = steps_of(options.transform)
         self._declared = {} if self.version.foreign else self.version.attributes.recipe.fields
-        self._followers = self._find_followers(crops(steps))
+        self._followers = self._find_followers(steps)
         forms = {} if isinstance(options.output, str) else options.output
         self._sequences = Sequences(reader, forms)
         self._require_no_sequences()
@@ -348,9 +349,9 @@ class BatchSource:
                     masks[name] = is_mask
         return masks
 
-    def _find_followers(self, cropped: bool) -> dict[str, Follower]:
+    def _find_followers(self, steps: Steps) -> dict[str, Follower]:
         """Return the fields that belong to pictures or boxes, as their recipe declares."""
-        followers = {}
+        followers, cropped, moved = {}, crops(steps), moved_by(steps)
         for name, field in self._declared.items():
             if name in self.reader.arrays and field.follow is not None:
                 *boxes, picture = field.follow.names
@@ -362,6 +363,12 @@ class BatchSource:
                         f"too, or leave out {name}"
                     )
                 moves = field.kind in ("boxes", "keypoints")
+                if moves and moved and picture not in {*arrays, *moved}:
+                    raise UsageError(
+                        f"{name} lies in {picture}, which is not read, and would stay behind where "
+                        f"{' and '.join(moved)} moves: name {picture} in fields= of the Loader and "
+                        f"of what moves, too, or leave out {name}"
+                    )
                 followers[name] = Follower(
                     field.kind or "", picture if moves else "", boxes[0] if boxes else ""
                 )

@@ -517,6 +517,31 @@ def test_what_cannot_follow_a_crop_is_refused(
         precache.Loader(read_store, 7, transform=TRANSFORMS["centre"], device="cpu", **options)
 
 
+def test_boxes_do_not_stay_behind_where_their_picture_is_not_read(tmp_path: Path) -> None:
+    ops = [DECODE, {"op": "resize", "size": [60, 70], "interpolation": "bilinear"}]
+    fields = {"image": {"ops": ops}, "other": {"input": "image", "ops": ops}}
+    build(
+        tmp_path,
+        Recipe.from_dict({"fields": {**fields, "boxes": {"kind": "boxes", "of": "image"}}}),
+    )
+    flip: dict[str, Any] = {"transform": HorizontalFlip(1, fields=("other",)), "device": "cpu"}
+    message = "boxes lies in image, which is not read, and would stay behind where other moves"
+    with pytest.raises(UsageError, match=message):
+        precache.Loader(tmp_path, 7, fields=("other", "boxes"), **flip)
+    with precache.Loader(tmp_path, 7, fields=("other", "label"), **flip) as loader:
+        assert len([*loader]) == len(loader)
+    flip["transform"] = HorizontalFlip(1, fields=("image", "other"))
+    with precache.Loader(tmp_path, 7, **flip) as loader:
+        for batch in loader:
+            assert torch.equal(batch["image"], batch["other"])
+            for pixels, boxes, length in zip(
+                batch["image"], batch["boxes"], batch["boxes.length"], strict=True
+            ):
+                if length:
+                    columns = np.flatnonzero((pixels[0].numpy() > 127).any(0))
+                    assert np.abs(boxes[0, ::2].numpy() - columns[[0, -1]] - (0, 1)).max() < 1.2
+
+
 def test_boxes_are_left_out_with_what_belongs_to_them(read_store: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "transform": TRANSFORMS["windows"], "seed": 5}
     images = []

@@ -24,6 +24,7 @@ from precache import Reading, Weighted
 from precache.errors import UsageError
 from precache.transforms import (
     Batch,
+    CenterCrop,
     ColorJitter,
     Compose,
     CutMix,
@@ -266,6 +267,8 @@ def test_wrong_parameters_are_refused_where_a_transform_is_made() -> None:
         ("'bicubic' for image; give 'bilinear' or 'nearest'",
          lambda: crop(8, fields={"image": "bicubic"})),
     )  # fmt: skip
+    for sized in (Resize, RandomCrop, CenterCrop, crop):
+        assert sized([8, 9]).size == (8, 9)
     for mean, std in NO_MEAN_AND_STD:
         given = f"{re.escape(repr(mean))} and {re.escape(repr(std))}; give .*mean"
         said = rf"Normalize takes a mean and a std above 0 for each channel, not {given}\['image'\]"
@@ -572,6 +575,36 @@ def test_an_error_of_a_transform_comes_at_its_batch_and_the_loader_goes_on(
             failing.clear()
             assert len(flat(loader)) == 73
     assert own_threads() == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [HorizontalFlip(), RandomCrop(8), RandomResizedCrop(8), ColorJitter(0.4), CutMix(3)],
+    ids=lambda step: type(step).__name__,
+)
+def test_rows_that_a_function_left_out_or_added_are_not_drawn_for(
+    step: Transform, image_tiles: BuiltStore
+) -> None:
+    def first(batch: Batch) -> Batch:
+        return {name: values[:1] for name, values in batch.items()}
+
+    def twice(batch: Batch) -> Batch:
+        return {name: torch.cat([values, values]) for name, values in batch.items()}
+
+    def require(size: int, change: Callable[[Batch], Batch], rows: int, *, behind: bool) -> None:
+        steps = [step, change] if behind else [change, step]
+        with opened(image_tiles, size, transform=Compose(steps)) as loader:
+            batch = next(iter(loader))
+        assert {len(values) for values in batch.values()} == {rows}
+
+    for size, change, rows in ((8, first, 1), (8, twice, 16), (1, twice, 2)):
+        require(size, change, rows, behind=True)
+        said = f"draws for the {size} rows that were read, and the batch has {rows}: put functions"
+        with pytest.raises(UsageError, match=f"{type(step).__name__} {said}"):
+            require(size, change, rows, behind=False)
+    change = Compose([first, CenterCrop(8), Normalize([120] * 3, [60] * 3)])
+    with opened(image_tiles, 8, transform=change) as loader:  # these draw nothing
+        assert len(next(iter(loader))["image"]) == 1
 
 
 # --- rows that come again -----------------------------------------------------------------------
