@@ -239,6 +239,28 @@ def test_every_source_gives_the_same_parts_and_rows(kind: str, tmp_path: Path) -
                 np.testing.assert_array_equal(row[name].numpy()[0], pixels)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda images: {"images": [[image] for image in images]},
+        lambda images: {"images": [[{"bytes": image, "path": None}] for image in images]},
+        lambda images: {"sample": [{"id": 1, "photo": image} for image in images]},
+    ],
+)
+def test_images_within_a_column_are_named_as_the_input_that_reads_them(
+    kind: str, within: Any, tmp_path: Path
+) -> None:
+    write_table(tmp_path / f"a.{kind}", pa.table(within(columns_of("image")["image"])))
+    with pytest.raises(SourceError, match=r"name these by their `input`, such as \S+;") as raised:
+        listed(str(tmp_path / f"a.{kind}"))
+    [name] = re.findall(r"such as (\S+);", str(raised.value))
+    field = precache.Field(ops=[precache.Decode()], input=name)
+    recipe = precache.Recipe(fields={"image": field})
+    precache.build(tmp_path / f"a.{kind}", tmp_path / "store", recipe, address="serial")
+    assert len(precache.CachedDataset(tmp_path / "store")) == COUNT
+
+
 @pytest.mark.parametrize("kind", ["tar", "compressed tar", "parquet", "arrow", "tfrecord", "none"])
 def test_samples_need_no_image(kind: str, tmp_path: Path) -> None:
     if kind == "none":  # there is no column of images

@@ -197,11 +197,13 @@ def choose_images(schema: Any, columns: Columns, where: str) -> ChosenColumns:
         if not inputs.image and len(candidates) != 1:
             return None
         if not candidates:
+            inner = next(filter(None, (_image_in(f.name, f.type) for f in schema)), "")
             raise SourceError(
                 f"{where} has no column of images (bytes, or a struct of bytes and path); its "
                 f"columns are {', '.join(f'{f.name!r} ({f.type})' for f in [*schema][:20])}. If "
                 "one has URIs of images, give --source-kind manifest; if all fields start from "
-                f"others, name these by their `input`; else, {BY_DATASET}"
+                f"others, name these by their `input`{inner and f', such as {inner}'}; else, "
+                f"{BY_DATASET}"
             )
         if len(candidates) > 1:
             raise choice_error(
@@ -221,14 +223,22 @@ def choose_images(schema: Any, columns: Columns, where: str) -> ChosenColumns:
         is_struct = pa.types.is_struct(kind)
         if not (holds_images(kind) if is_struct else can_start(kind)):
             parts = f", or a field of it, such as {column}.{kind[0].name}" if is_struct else ""
-            if is_list(kind) and holds_images(kind.value_type):
-                parts = f", or one of them, such as {column}.0"
+            if is_list(kind) and (inner := _image_in(column, kind)):
+                parts = f", or one of them, such as {inner}"
             raise SourceError(
                 f"{where}: its column {column!r} has values of type {kind}; a field starts from "
                 f"{STARTS}{parts}"
             )
         leaves[name] = f"{column}.bytes" if is_struct else column
     return replace(chosen, inputs=leaves)
+
+
+def _image_in(column: str, kind: Any) -> str:
+    """Return the item of lists, or field of a struct, that has images; empty if there is none."""
+    if is_list(kind) and holds_images(kind.value_type):
+        return f"{column}.0"
+    fields = kind if pa.types.is_struct(kind) else ()
+    return next((f"{column}.{part.name}" for part in fields if holds_images(part.type)), "")
 
 
 def _require_columns(schema: Any, columns: Columns, where: str) -> None:
