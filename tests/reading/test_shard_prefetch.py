@@ -197,8 +197,7 @@ def test_any_order_is_read_within_any_limit(
 
     def measured(*given: Any, **more: Any) -> Any:
         found = obtain(*given, **more)
-        evicted = dict(_evicted(tmp_path, os.getpid()))
-        taken.append(_disk_usage(tmp_path) + sum(evicted.values()))
+        taken.append(_taken(tmp_path, [os.getpid()]))
         return found
 
     monkeypatch.setattr(DiskCache, "obtain", measured)
@@ -734,9 +733,7 @@ def watching(cache: Path, pids: list[int]) -> Iterator[list[int]]:
 
     def watch() -> None:
         while not over.wait(0.01):
-            # In this order, as a shard may be evicted between the looks.
-            evicted = dict(entry for pid in list(pids) for entry in _evicted(cache, pid))
-            sizes.append(_disk_usage(cache) + sum(evicted.values()))
+            sizes.append(_taken(cache, pids))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -745,6 +742,14 @@ def watching(cache: Path, pids: list[int]) -> Iterator[list[int]]:
     finally:
         over.set()
         watcher.join()
+
+
+def _taken(cache: Path, pids: Iterable[int]) -> int:
+    """Bytes of a cache, and of what was evicted and stayed mapped while they were counted."""
+    before = {entry for pid in pids for entry in _evicted(cache, pid)}
+    usage = _disk_usage(cache)
+    after = {entry for pid in pids for entry in _evicted(cache, pid)}
+    return usage + sum(dict(before & after).values())
 
 
 def _evicted(cache: Path, pid: int) -> Iterator[tuple[str, int]]:
