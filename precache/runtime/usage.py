@@ -69,7 +69,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Reading(Usage):
+class Counters(Usage):
     """Counters at one moment.
 
     Attributes
@@ -87,7 +87,7 @@ class Reading(Usage):
         CPU time as the others were.
         """
         gained = super().__sub__(before)
-        if not isinstance(before, Reading) or gained.delay is None:
+        if not isinstance(before, Counters) or gained.delay is None:
             return gained
         ran = delay = 0.0
         for process, now in self.threads.items():
@@ -107,13 +107,13 @@ class Memory:
     available: int
 
 
-def read_usage() -> Reading:
+def read_usage() -> Counters:
     """Read all counters."""
     stats = _tree()
     transfers = [_io(process) for process in stats]
     reads, calls = zip(*transfers, strict=True) if transfers else ((), ())
     threads = {process: times for process in stats if (times := _threads(process))}
-    return Reading(
+    return Counters(
         time.perf_counter(),
         _cpu(stats) if stats else None,
         _sum([delay for _, delay in threads.values()]),

@@ -20,10 +20,10 @@ def address_of(name: str, value: Any) -> str:
     Raises
     ------
     UsageError
-        It is neither, or has a zero byte.
+        It is neither, or is empty, or has a zero byte.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or "\0" in text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise UsageError(f"{name} is {value!r}; give a path or URL as text")
     return text
 
