@@ -98,6 +98,11 @@ REFUSED: dict[str, Reading] = {
         files("in/ill/images/a.png in/ill/masks/a.png in/well/images/b.png in/well/masks/b.png",
               source), "a=ill b=well", "a column of each, and the classes 'ill', 'well'",
     ) for source in ("in", "'in/{**/images/*,**/masks/*}'")},
+    "images and masks within splits, as columns": Reading(
+        files("in/train/images/a.png in/train/masks/a.png in/val/images/b.png in/val/masks/b.png",
+              "'in/{**/images/*,**/masks/*}'"),
+        "a | a=train b=val | a b", "look like splits|!is refused, too",
+    ),
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",

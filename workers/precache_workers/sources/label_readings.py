@@ -24,7 +24,12 @@ from precache_workers.sources.base import (
     no_label,
     quoted,
 )
-from precache_workers.sources.container_names import braced, braced_paths, common_start
+from precache_workers.sources.container_names import (
+    braced,
+    braced_paths,
+    common_start,
+    expand_braces,
+)
 from precache_workers.sources.label_evidence import read_column
 from precache_workers.sources.labels import LISTED, Column, column_of
 from precache_workers.sources.pairs import (
@@ -37,6 +42,7 @@ from precache_workers.sources.pairs import (
     match,
     plain_word,
     sources_of,
+    split_pattern,
 )
 from precache_workers.sources.splits import is_split, is_trained_on, notes_of_folders, splits_among
 
@@ -425,11 +431,14 @@ def _ways_of_splits(of: _Level) -> list[Way]:
         alone = ("--label-level", str(of.level), *no_label(bare))
         return [(alone, "for the others as classes, and no label of its samples"), *_levels(of)]
     name = (trained or (others if len(others) == 1 else of.splits))[0]
-    return [*_as_source(of, name), *_levels(of)] or [_BY_DATASET]
+    levels = _all_levels(of) if _has_columns(of) else _levels(of)
+    return [*_as_source(of, name), *levels] or [_BY_DATASET]
 
 
 def _ways_of_parts(of: _Level) -> list[Way]:
     """Return the ways where some folders have parts of samples, as images and their targets."""
+    if _has_columns(of):  # which these are
+        return _levels_of(of.paths, [*filter(None, [of.next_level])])
     others = [name for name in of.tops if name not in of.named]
     first = (of.images or others or of.tops)[0]
     both = of.tops if of.alike[0] else of.named if 0 < len(of.images) < len(of.named) else []
@@ -455,12 +464,22 @@ def _as_source(of: _Level, name: str) -> list[Way]:
     return [((of.path_of(of.inside + name),), "as the source")]
 
 
+def _has_columns(of: _Level) -> bool:
+    """Return True for a source of patterns for columns that lie in the same folders."""
+    places = [] if of.path_of is None else expand_braces(of.path_of(of.inside))
+    return len(places) > 1 == len({split_pattern(place)[0] for place in places})
+
+
 def _levels(of: _Level) -> list[Way]:
     """Return the flags that take folders as classes, or none: masks are not stored as photos."""
     plain = {plain_word(part) for path in of.paths for part in path}
     masks = any(name in TARGETS and not _has_opposite(name, plain) for name in plain)
     if masks and plain & IMAGES:
         return []
+    return _all_levels(of)
+
+
+def _all_levels(of: _Level) -> list[Way]:
     return _levels_of(of.paths, [*filter(None, [of.next_level]), of.level])
 
 
@@ -483,7 +502,7 @@ def _inner_columns(of: _Level) -> list[Way]:
     if of.path_of is None or len(parts) != 2:
         return []
     source = [of.path_of(of.inside + braced([f"**/{name}/*" for name in parts]))]
-    if "{" in of.path_of(of.inside):  # it has columns
+    if _has_columns(of):
         source = []
     each = f"for samples with a column of each, and the classes {of.some}"
     return [((*source, "--label-level", str(of.level)), each)]
