@@ -115,7 +115,19 @@ def test_a_batch_of_empty_rows_has_no_length(tmp_path: Path) -> None:
 SHUFFLES = [True, "block", Block(2), Buckets("tokens", 3), Buckets("caption"), False]
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        True,
+        "block",
+        Buckets("tokens", 3),
+        *(pytest.param(s, marks=pytest.mark.heavy) for s in (Block(2), Buckets("caption"), False)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "store", ["raw", pytest.param("zstd", marks=pytest.mark.heavy)], indirect=True
+)
 @settings(max_examples=8)
 @given(data=st.data())
 def test_any_history_of_a_loop_reads_what_its_position_says(

@@ -264,7 +264,17 @@ EDITS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "many"), [*((form, False) for form in FORMS), ("folder", True)])
+@pytest.mark.parametrize(
+    ("form", "many"),
+    [
+        ("folder", False),
+        ("folder", True),
+        ("times.tar", False),
+        ("zip", False),
+        ("keys.csv", False),
+        *(pytest.param(f, False, marks=pytest.mark.heavy) for f in ("tar", "parquet", "csv")),
+    ],
+)
 def test_rows_follow_contents_through_any_edits(
     form: str, many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -327,8 +327,30 @@ def test_columns_are_read_in_a_bucket(kind: str, tmp_path: Path, s3: S3Server) -
 # --- changes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["caption", "image"])
-@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow", "tfrecord", "folders", "jsonl", "csv"])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("tar", "caption"),
+        ("tar", "image"),
+        ("parquet", "caption"),
+        ("arrow", "image"),
+        ("tfrecord", "caption"),
+        ("folders", "image"),
+        ("jsonl", "caption"),
+        ("csv", "image"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.heavy)
+            for pair in (
+                ("parquet", "image"),
+                ("arrow", "caption"),
+                ("tfrecord", "image"),
+                ("folders", "caption"),
+                ("jsonl", "image"),
+                ("csv", "caption"),
+            )
+        ),
+    ],
+)
 def test_an_edited_part_changes_its_sample_whatever_recipes_of_other_fields_know(
     kind: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
