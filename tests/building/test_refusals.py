@@ -13,9 +13,7 @@ from PIL import Image
 
 import precache
 from precache.cli import remedies
-from precache_workers.sources import label_readings
 from precache_workers.sources.base import Doubt
-from precache_workers.sources.label_readings import Rule
 from tests.building.cases import Case, files, labels, packed, tar, two_archives
 from tests.building.test_label_readings import REFUSED
 from tests.support.building import REPOSITORY, cut, encoded, write
@@ -206,8 +204,8 @@ REFUSALS: dict[str, tuple[Case, int]] = {
 """Sources that are refused, and how many commands the refusal prints."""
 
 
-RAISED, WEIGHED = set[tuple[str, int]](), set[str]()
-"""Places of the code that made a doubt in this process, and texts of rules that were weighed."""
+RAISED = set[tuple[str, int]]()
+"""Places of the code that made a doubt in this process."""
 TRIED: set[str] = set()
 
 
@@ -218,15 +216,9 @@ def record_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     def recording(cls: type[Doubt], *arguments: Any, **options: Any) -> Doubt:
         frame = sys._getframe(1)
         RAISED.add((frame.f_code.co_filename, frame.f_lineno))
-        if frame.f_code.co_name == "weighed":
-            WEIGHED.add(frame.f_locals["rule"].text)
         return of(cls, *arguments, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Doubt, "of", classmethod(recording))
-
-
-def group_of(rules: Rule | list[Rule]) -> list[Rule]:
-    return rules if isinstance(rules, list) else [rules]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -293,9 +285,6 @@ def test_no_doubt_is_without_a_case(
         (root := tmp_path / str(number)).mkdir()
         monkeypatch.chdir(root)
         assert builds.run("build", *shlex.split(case(root)), "x.store") == 2
-    tables = [table for table in vars(label_readings).values() if isinstance(table, list)]
-    rules = [rule for table in tables for group in table for rule in group_of(group)]
-    assert {rule.text for rule in rules if rule.ways} <= WEIGHED
     for path in sorted((REPOSITORY / "workers/precache_workers").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Doubt.of":

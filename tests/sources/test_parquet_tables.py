@@ -223,7 +223,7 @@ def test_a_file_of_paths_among_others_has_holes(tmp_path: Path) -> None:
 def test_row_groups_are_read_once_and_small_ones_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int, units: int
 ) -> None:
-    monkeypatch.setattr("precache_workers.sources.parquet_tables.UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr("precache_workers.sources.containers.UNIT_BYTES", unit_bytes)
     photos = [encoded(cut(number)) for number in range(40)]
     write_table(tmp_path / "a.parquet", {"image": photos}, row_group_size=10)
     opened: list[str] = []

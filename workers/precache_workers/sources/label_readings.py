@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
 
 from precache.messages import printable
 from precache.store.columns import Texts, arrow_of
@@ -58,58 +57,6 @@ BY_FOLDERS = "folder is a class"
 
 BY_TABLE = "in the source gives labels only"
 """What the line about a table among the images says."""
-
-
-# --- rules of evidence ----------------------------------------------------------------------------
-
-
-class Rule(NamedTuple):
-    """Evidence of a guess, or of two readings.
-
-    Attributes
-    ----------
-    shown_by
-        Returns what of a subject shows it, such as labels, or True; empty if it is not there.
-    text
-        The readings in words; without ways, a line. Its fields are those of `weighed`.
-    ways
-        Choices between the readings, or a function of the subject that returns them.
-    by_classes
-        As of `Doubt`.
-    """
-
-    shown_by: Callable[[Any], Sequence[str] | bool]
-    text: str
-    ways: Sequence[Way] | Callable[[Any], Sequence[Way]] = ()
-    by_classes: bool = False
-
-
-Rules = Sequence[Rule | list[Rule]]
-"""Rules, and lists of rules, of each of which the first one counts that is shown."""
-
-
-def weighed(subject: Any, rules: Rules) -> tuple[list[str], list[Doubt]]:
-    """Return the lines and the doubts of the evidence that a subject shows.
-
-    Fields of texts are ``{of}``, the subject; ``{shown}``, what shows the evidence, and
-    its ``{count}``; and ``{some}`` of it, or ``{one}``, quoted.
-    """
-    notes, doubts = list[str](), list[Doubt]()
-    for group in rules:
-        for rule in group if isinstance(group, list) else [group]:
-            if not (found := rule.shown_by(subject)):
-                continue
-            shown = () if isinstance(found, bool) else found
-            quotes = {"some": quoted(shown), "one": quoted(shown, 1)}
-            text = rule.text.format(of=subject, shown=shown, count=len(shown), **quotes)
-            ways = rule.ways(subject) if callable(rule.ways) else rule.ways
-            doubt = Doubt.of(text, *ways, by_classes=rule.by_classes)
-            if ways:
-                doubts.append(doubt)
-            else:
-                notes.append(text)
-            break
-    return notes, doubts
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -196,9 +143,12 @@ def read_folders(
         folders = _Level(names, paths, level, where, path_of, bare_in)
         if folders.missing:
             break
-    notes, doubts = weighed(folders, OF_FOLDERS)
+    doubt = _doubt_of(folders)
     level = 1 if folders.mixed else 0 if folders.holders else folders.level
-    return FolderReading(level, (*notes,) if not doubts else (), (*doubts,), (*folders.missing,))
+    bare = (*folders.missing,)
+    if doubt is not None:
+        return FolderReading(level, doubts=(doubt,), bare=bare)
+    return FolderReading(level, _notes_of(folders), bare=bare)
 
 
 def _of_level(level: int, paths: Sequence[list[str]], where: object) -> FolderReading:
@@ -508,62 +458,52 @@ def _inner_columns(of: _Level) -> list[Way]:
     return [((*source, "--label-level", str(of.level)), each)]
 
 
-OF_FOLDERS: Rules = [
-    [
-        Rule(
-            lambda of: of.mixed,
-            "{of.here} has images beside its folders ({some})",
-            lambda of: [
-                (("--label-level", str(of.level)), "if these are the classes"),
-                (
-                    ("--label-level", "1"),
-                    f"if {printable(of.shared[0])!r} is the one class of all",
-                ),
-            ],
-        ),
-        Rule(
-            lambda of: of.clear_splits,
-            "{of.here}: folders look like splits, not like classes: {some}",
-            _ways_of_splits,
-        ),
-        Rule(
-            lambda of: of.parts,
-            "{of.here}: {some} look like parts of one data set, not like classes{of.why_parts}",
-            _ways_of_parts,
-        ),
-        Rule(
-            lambda of: of.doubled,
-            "{of.here}: folders in {one} are called as those beside it ({of.some})",
-            lambda of: [*_as_source(of, of.doubled[0]), *_levels(of)] or [_BY_DATASET],
-        ),
-        Rule(
-            lambda of: of.repeated,
-            "{of.here}: folders of the same names ({some}) are in several of {of.some}",
-            lambda of: _levels(of) or [*_inner_columns(of), _BY_DATASET],
-        ),
-        Rule(
-            lambda of: of.missing,
-            "{of.here}: no image can be read in {some}, and the numbers of the other classes "
-            "({of.some}) depend on whether that is a class",
-            _ways_of_missing,
-            by_classes=True,
-        ),
-    ],
-    Rule(
-        lambda of: sorted(of.bare.keys() - {*of.tops}),
-        f"Folders without an image are no classes: {{some}}; if one is, {LISTED}",
-    ),
-    [
-        Rule(
-            lambda of: of.holders,
-            f"{{of.where}}: no {BY_FOLDERS}: {{some}} (--label-level 1 for one class)",
-        ),
-        Rule(
-            lambda of: sorted(of.tops, key=lambda name: (not is_split(name), name)),
-            f"{{of.here}}: each {BY_FOLDERS}: {{some}} (--label-level {{of.levels}})",
-        ),
-    ],
-]
+# --- the reading --------------------------------------------------------------------------------
+
+
+def _doubt_of(of: _Level) -> Doubt | None:
+    """Return the first doubt that folders show; None if they have one reading."""
+    if of.mixed:
+        text = f"{of.here} has images beside its folders ({quoted(of.mixed)})"
+        these = ("--label-level", str(of.level)), "if these are the classes"
+        whole = ("--label-level", "1"), f"if {printable(of.shared[0])!r} is the one class of all"
+        return Doubt.of(text, these, whole)
+    if splits := of.clear_splits:
+        text = f"{of.here}: folders look like splits, not like classes: {quoted(splits)}"
+        return Doubt.of(text, *_ways_of_splits(of))
+    if parts := of.parts:
+        text = f"{of.here}: {quoted(parts)} look like parts of one data set, not like classes"
+        return Doubt.of(f"{text}{of.why_parts}", *_ways_of_parts(of))
+    if doubled := of.doubled:
+        text = f"folders in {quoted(doubled, 1)} are called as those beside it ({of.some})"
+        ways = [*_as_source(of, doubled[0]), *_levels(of)]
+        return Doubt.of(f"{of.here}: {text}", *(ways or [_BY_DATASET]))
+    if repeated := of.repeated:
+        text = f"folders of the same names ({quoted(repeated)}) are in several of {of.some}"
+        ways = _levels(of) or [*_inner_columns(of), _BY_DATASET]
+        return Doubt.of(f"{of.here}: {text}", *ways)
+    if missing := of.missing:
+        text = (
+            f"{of.here}: no image can be read in {quoted(missing)}, and the numbers of the other "
+            f"classes ({of.some}) depend on whether that is a class"
+        )
+        return Doubt.of(text, *_ways_of_missing(of), by_classes=True)
+    return None
+
+
+def _notes_of(of: _Level) -> tuple[str, ...]:
+    """Return the lines about folders that are classes, or none."""
+    notes = []
+    if bare := sorted(of.bare.keys() - {*of.tops}):
+        notes.append(
+            f"Folders without an image are no classes: {quoted(bare)}; if one is, {LISTED}"
+        )
+    if holders := of.holders:
+        one = "(--label-level 1 for one class)"
+        notes.append(f"{of.where}: no {BY_FOLDERS}: {quoted(holders)} {one}")
+    elif tops := sorted(of.tops, key=lambda name: (not is_split(name), name)):
+        notes.append(f"{of.here}: each {BY_FOLDERS}: {quoted(tops)} (--label-level {of.levels})")
+    return (*notes,)
 
 
 def labels_of_folders(

@@ -37,12 +37,12 @@ from precache_workers.sources.columns import (
     stored_as,
 )
 from precache_workers.sources.containers import (
-    UNIT_BYTES,
     Read,
     Rows,
     Wanted,
     rows_of,
     structs,
+    units_of,
 )
 from precache_workers.sources.dataset_items import Part
 from precache_workers.sources.file_ranges import GAP_BYTES, open_file
@@ -254,20 +254,15 @@ def _units(table: Any, chosen: ChosenColumns) -> list[tuple[int, int]]:
     Small neighbours share a unit.
     """
     read = {stored_as(table.schema_arrow, column) for column in chosen.inputs.values()}
-    units, held = list[list[Any]](), 0
-    for group in map(table.metadata.row_group, range(table.num_row_groups)):
-        if not units or held + group.total_byte_size > UNIT_BYTES:
-            units.append([])
-            held = 0
-        units[-1].append(group)
-        held += group.total_byte_size
-    of_groups = []
-    for unit, groups in enumerate(units):
-        chunks = (chunk for group in groups for chunk in _chunks(group, read))
-        nbytes = sum(chunk.total_uncompressed_size for chunk in chunks)
-        mean = nbytes // max(1, sum(group.num_rows for group in groups))
-        of_groups += [(unit, max(1, mean))] * len(groups)
-    return of_groups
+    groups = [*map(table.metadata.row_group, range(table.num_row_groups))]
+    held = np.array([group.total_byte_size for group in groups], np.int64)
+    units = units_of(np.cumsum(held) - held, held)
+    nbytes, rows = np.zeros((2, len(groups)), np.int64)
+    for unit, group in zip(units.tolist(), groups, strict=True):
+        nbytes[unit] += sum(chunk.total_uncompressed_size for chunk in _chunks(group, read))
+        rows[unit] += group.num_rows
+    means = np.maximum(1, nbytes // np.maximum(1, rows))
+    return [(unit, int(means[unit])) for unit in units.tolist()]
 
 
 def _chunks(described: Any, columns: Collection[str]) -> list[Any]:
