@@ -57,7 +57,7 @@
 #endif
 
 #define LINE 64
-#define AHEAD (16 * LINE)
+#define AHEAD (7 * LINE)
 #define PLACES 4
 #define OUTSIDE "pieces that do not lie in their sources"
 
