@@ -328,7 +328,7 @@ def new_request(
         )
     own = {
         "source": address_of("source", source),
-        "store": store if store == "" else address_of("store", store),
+        "store": address_of("store", store),
         "recipe": recipe,
         "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
     }

@@ -20,10 +20,10 @@ def address_of(name: str, value: Any) -> str:
     Raises
     ------
     UsageError
-        It is neither, or is empty, or has a zero byte.
+        It is neither, or has a zero byte.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or "\0" in text:
         raise UsageError(f"{name} is {value!r}; give a path or URL as text")
     return text
 
@@ -44,10 +44,12 @@ def open_folder(
     Raises
     ------
     UsageError
-        No path or URL; a URL that names no bucket, or one of an object store that holds
-        credentials.
+        No path or URL, or an empty one; a URL that names no bucket, or one of an object store
+        that holds credentials.
     """
     protocol, mark, path = address_of("the address", uri).partition("://")
+    if not protocol:  # as of a shell's variable that is not set: not the current folder
+        raise UsageError(f"the address is {uri!r}; give a path or URL (. is the current folder)")
     if not mark or protocol in ("file", "local"):
         path = path if mark else protocol
         return LocalFolder(local_path(path).absolute(), ANYWHERE if follow_links else None)

@@ -286,7 +286,6 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
         ({"source": None}, "source is a NoneType; give a folder"),
         ({"store": None}, "store is None; give a path or URL as text"),
         ({"store": b"x"}, "store is b'x'; give a path or URL as text"),
-        ({"store": ""}, "store is ''; give a path or URL as text"),
         ({"store": "a\0b"}, r"store is 'a\\x00b'; give a path or URL as text"),
     ],
 )
