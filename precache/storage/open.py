@@ -48,10 +48,10 @@ def open_folder(
         that holds credentials.
     """
     protocol, mark, path = address_of("the address", uri).partition("://")
-    if not protocol:  # as of a shell's variable that is not set: not the current folder
-        raise UsageError(f"the address is {uri!r}; give a path or URL (. is the current folder)")
     if not mark or protocol in ("file", "local"):
         path = path if mark else protocol
+        if not path:  # as of a shell's variable that is not set: not the current folder
+            raise UsageError(f"the address is {uri!r}; give a path, such as . for this folder")
         return LocalFolder(local_path(path).absolute(), ANYWHERE if follow_links else None)
     # A local folder needs none of the libraries that these import.
     from precache.storage.backends import EXTRAS, WEB

@@ -159,7 +159,7 @@ def test_what_is_no_name_is_refused_by_all_and_shown_escaped(name: str, folder: 
         *((url, f"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD") for url in
           ("s3://", "gs:///", "az://", "gs:///x")),
         *((url, f"{url} names no server; give {url}SERVER/FOLD") for url in ("http://", "https://")),
-        ("", "the address is ''; give a path or URL"),
+        *((url, f"the address is '{url}'; give a path, such as .") for url in ("", "file://")),
         *((f"{protocol}://bucket", f"{protocol}:// is not supported; give a local path")
           for protocol in ("nowhere", "ftps", "ftp", "sftp", "zip", "data")),
     ],
