@@ -62,6 +62,8 @@ def by_simplejpeg(number: int, height: int, width: int, **options: Any) -> bytes
     return file
 
 
+NOISE = np.random.default_rng(18).integers(0, 2, (3, 300, 300), np.uint8) * 255
+
 FILES = {
     "baseline": by_pillow(0, 61, 47, "RGB", quality=92),
     "4:4:4": by_pillow(1, 40, 57, "RGB", subsampling=0),
@@ -79,6 +81,7 @@ RESTARTING = {
     "encoded, of a prime number of blocks": encode_jpeg(row_of(11, 45, 103), 90),
     "encoded, narrow": encode_jpeg(row_of(12, 90, 19), 90),
     "encoded, grey": encode_jpeg(row_of(13, 61, 217)[:1], 90),
+    "encoded, of noise": encode_jpeg(NOISE, 92),
     "4:4:4, each block": by_pillow(14, 40, 57, "RGB", subsampling=0, restart_marker_blocks=1),
     "4:2:2, lines": by_pillow(15, 41, 55, "RGB", subsampling=1, restart_marker_rows=1),
     "grey, each other block": by_pillow(16, 35, 64, "L", restart_marker_blocks=2),

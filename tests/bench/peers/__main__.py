@@ -40,7 +40,8 @@ CROPS = (
     _peer("crops-raw", "precache Loader, raw", "precache_stores:CROPS_RAW"),
     _peer("crops-raw420", "precache Loader, raw420", "precache_stores:CROPS_RAW420"),
     _peer("crops-image", "precache Loader, image", "precache_stores:CROPS_IMAGE"),
-    _peer("crops-jpeg", "precache Loader, jpeg", "precache_stores:CROPS_JPEG"),
+    _peer("crops-jpeg", "precache Loader, jpeg, kept", "precache_stores:CROPS_JPEG"),
+    _peer("crops-encoded", "precache Loader, jpeg, encoded", "precache_stores:CROPS_ENCODED"),
     _peer("crops-ffcv-raw", "FFCV, raw", "ffcv_beton:RAW_CROPS", "ffcv"),
     _peer("crops-ffcv-jpg", "FFCV, jpg", "ffcv_beton:JPG_CROPS", "ffcv"),
     _peer("crops-pillow", "DataLoader, Pillow", "torch_loaders:CROPS"),
@@ -124,12 +125,13 @@ def crops(
     """Random resized crops of whole photos by codec, beside FFCV and a DataLoader with Pillow.
 
     RandomResizedCrop(224) and a flip of photos up to 500 pixels, encoded at quality 90, in batches
-    of 256. Whole loaders take turns, epoch by epoch, in processes of their own; CPU time is that of
-    all threads and workers. FFCV's first epoch compiles.
+    of 256. JPEG files are kept, or encoded anew from their pixels, as FFCV does, to as many bytes.
+    Whole loaders take turns, epoch by epoch, in processes of their own; CPU time is that of all
+    threads and workers. FFCV's first epoch compiles.
     """
     bench = Bench(work.folder, make_photos(work, rows), rounds, install)
     measured = bench.in_turns(CROPS)
-    peers = [peer for peer in CROPS[4:] if isinstance(measured[peer.name], Measurement)]
+    peers = [peer for peer in CROPS[-3:] if isinstance(measured[peer.name], Measurement)]
     table = Table(
         f"{rows:,} photos up to {LONGEST} px: RandomResizedCrop(224), flip",
         (

@@ -78,6 +78,22 @@ def photos(rows: Path) -> list[Path]:
     return sorted((rows / "photos").iterdir())
 
 
+class PhotoDataset:
+    """All photographs, decoded, each with its number."""
+
+    def __init__(self, rows: Path) -> None:
+        self._photos = photos(rows)
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        from PIL import Image
+
+        with Image.open(self._photos[index]) as file:
+            return np.asarray(file.convert("RGB")), index
+
+
 SHARES = (0.6, 1.0)  # of a photograph's width and of its height that a row shows
 
 

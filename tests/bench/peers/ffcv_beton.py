@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.decoders import (
     IntDecoder,
@@ -27,23 +26,11 @@ from ffcv.fields.decoders import (
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
-from PIL import Image
 
-from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, RowDataset, photos
+from tests.bench.peers.child import BATCH, ROW_SHAPE, Batch, Peer, PhotoDataset, RowDataset
 
 QUALITY = 90
 CORES = len(os.sched_getaffinity(0))
-
-
-class _PhotoDataset:
-    def __init__(self, rows: Path) -> None:
-        self._photos = photos(rows)
-
-    def __len__(self) -> int:
-        return len(self._photos)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.asarray(Image.open(self._photos[index]).convert("RGB")), index
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ class _Beton(Peer):
     def write(self, rows: Path, store: Path) -> None:
         image = RGBImageField(write_mode=self.mode, jpeg_quality=QUALITY)
         fields = {"image": image, "label": IntField()}
-        dataset = _PhotoDataset(rows) if self.cropped else RowDataset(rows)
+        dataset = PhotoDataset(rows) if self.cropped else RowDataset(rows)
         DatasetWriter(str(store), fields, num_workers=CORES).from_indexed_dataset(dataset)
 
     def loader(self, rows: Path, store: Path) -> Iterable[Batch]:

@@ -3,7 +3,7 @@
 A `Loader` has its defaults, with checksums on, and undoes the image filter on the CPU. A
 `CachedDataset` is read by a plain `DataLoader`.
 The rows go in as the arrays they are, by ``python:``; photos of which crops are taken, as they lie
-in their folder.
+in their folder, or decoded, so that the build encodes them.
 """
 
 import os
@@ -16,13 +16,21 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.transforms import Compose, HorizontalFlip, RandomResizedCrop
-from tests.bench.peers.child import BATCH, LONGEST, ROW_SHAPE, Batch, Peer, RowDataset, photos
+from tests.bench.peers.child import BATCH, LONGEST, ROW_SHAPE, Batch, Peer, PhotoDataset, RowDataset
 
 ROWS_VARIABLE = "PRECACHE_BENCH_ROWS"
 
 
 class LabelledRows(RowDataset):
     """The rows in the folder that the environment names, as a dataset whose labels are known."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.environ[ROWS_VARIABLE]))
+        self.targets = range(len(self))
+
+
+class LabelledPhotos(PhotoDataset):
+    """The photos in that folder, decoded."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.environ[ROWS_VARIABLE]))
@@ -55,16 +63,17 @@ class _DatasetStore(_Store):
 @dataclass(frozen=True)
 class _Crops(Peer):
     codec: str
+    quality: int | None = None  # of JPEG files that the build encodes; without it, they are kept
     exact = None
 
     def write(self, rows: Path, store: Path) -> None:
-        recipe = precache.Recipe.image(max_size=LONGEST, codec=self.codec)
-        precache.build(rows / "photos", store, recipe, address="serial", max_failures=0)
+        recipe = precache.Recipe.image(max_size=LONGEST, codec=self.codec, quality=self.quality)
+        os.environ[ROWS_VARIABLE] = str(rows)
+        source = f"python:{__name__}:LabelledPhotos" if self.quality else rows / "photos"
+        precache.build(source, store, recipe, address="serial", max_failures=0)
 
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
-        numbers = {path.name: number for number, path in enumerate(photos(rows))}
-        keys = precache.open(store).keys
-        number_of = np.array([numbers[key] for key in keys])
+        number_of = np.array([int(key.removesuffix(".jpg")) for key in precache.open(store).keys])
         transform = Compose([RandomResizedCrop(ROW_SHAPE[0]), HorizontalFlip()])
         loader = precache.Loader(store, BATCH, device="cpu", transform=transform)
         while True:
@@ -75,3 +84,5 @@ RAW, ZSTD, IMAGE = _Store("raw"), _Store("zstd"), _Store("image")
 DATASET = _DatasetStore("raw")
 CROPS_RAW, CROPS_RAW420 = _Crops("raw"), _Crops("raw420")
 CROPS_IMAGE, CROPS_JPEG = _Crops("image"), _Crops("jpeg")
+CROPS_ENCODED = _Crops("jpeg", quality=97)
+"""Of as many bytes as FFCV's files of quality 90, which do not halve colours."""
