@@ -655,13 +655,14 @@ def read_attributes(data: bytes, folder: Folder) -> Attributes:
             f"{where} is of a Zarr group that precache did not write; "
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
-    if own.get("format") != FORMAT:
+    is_ours = own.get("format") == FORMAT
+    if not is_ours and spare_root(folder) in (None, data):  # else the copy tells
         raise FormatError(
             f"{where} has store format {own.get('format')!r}, and this release of precache reads "
             f"format {FORMAT} alone; read it with the release that wrote it, or, if it is damaged, "
             f"remove {where} and run the same precache build command again"
         )
-    if not seal_of(data):
+    if not is_ours or not seal_of(data):
         raise StoreError(f"{where} is damaged: {CHECKSUM}; {REPAIR_HINT}")
     try:
         parsed = Attributes.read(json.dumps(own).encode(), where)

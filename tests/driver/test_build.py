@@ -39,6 +39,7 @@ from precache.store.labels import narrow
 from precache.store.lease import BUILD_LEASES, is_built, latest
 from precache.store.receipts import Receipt
 from precache.store.row_table import digests_of
+from precache.store.tree import SPARE_COPY
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.totals import holes
 from tests.support import building
@@ -415,6 +416,7 @@ def test_bad_requests_are_refused_and_write_nothing(tmp_path: Path, source: Path
         document = json.loads(path.read_text())
         document["attributes"]["precache"]["format"] = number
         path.write_text(json.dumps(document))
+        (path.parent / SPARE_COPY).unlink()  # whose root would be of that format
     before = contents(tmp_path)
     for kind, text, of, into in (
         (SourceError, "nowhere does not exist", tmp_path / "nowhere", store),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import GoneError, StoreError, UsageError
+from precache.errors import FormatError, GoneError, StoreError, UsageError
 from precache.maintenance.location import open_for_writing
 from precache.recipe.recipe import RESERVED
 from precache.storage.local import LocalFolder
@@ -20,6 +20,7 @@ from precache.storage.remote import RemoteFolder
 from precache.store.commit_log import read_log, record_removal
 from precache.store.json_documents import FORMAT
 from precache.store.open import split_uri
+from precache.store.tree import SPARE_COPY
 from tests.conftest import BuiltStore
 from tests.support.building import append_commit
 from tests.support.building import version_name as _id
@@ -160,17 +161,12 @@ def named(name: str) -> Change:
     return lambda own: own["fields"].update({name: own["fields"]["image"]})
 
 
-OTHER_FORMAT = rf"store format .* reads format {FORMAT} alone; read it with the release that wrote"
 NAMES = (*sorted(RESERVED), "label.0", "_sums", "a b", "image.x", "../x")
 NO_NAME = (
     "zarr.json is damaged or forged: .*a field cannot be called '{}.*; run the same precache build"
 )
 DAMAGED = "zarr.json is damaged or forged"
 FORGED: dict[str, tuple[Change, str]] = {
-    **{
-        f"format {number!r}": (lambda own, number=number: own.update(format=number), OTHER_FORMAT)
-        for number in (FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4])
-    },
     **{
         f"a field {name!r}": (named(name), NO_NAME.format(re.escape(name.removesuffix(".0"))))
         for name in NAMES
@@ -222,6 +218,18 @@ def test_forged_attributes_are_a_store_error_at_opening(case: str, own: BuiltSto
     change, words = FORGED[case]
     edit_root(own.version_folder, change)
     with pytest.raises(StoreError, match=words):
+        precache.open(own.path)
+
+
+@pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1, 1, 0, None, "4", [4]])
+def test_another_format_is_damage_if_the_copy_of_the_root_has_this_one(
+    number: Any, own: BuiltStore
+) -> None:
+    edit_root(own.version_folder, lambda root: root.update(format=number))
+    with pytest.raises(StoreError, match=r"zarr.json is damaged.*run the same precache build"):
+        precache.open(own.path)
+    (own.version_folder / SPARE_COPY).unlink()
+    with pytest.raises(FormatError, match=rf"store format .* reads format {FORMAT} alone; read it"):
         precache.open(own.path)
 
 
