@@ -149,6 +149,15 @@ REFUSED: dict[str, Reading] = {
     "two columns of labels of a Parquet file": Reading(
         parquet(fine_label=[1, 0, 2], coarse_label=[0, 0, 1]), "a=1 b=0 c=2 | a,b=0 c=1",
     ),
+    "names, and numbers in another order than theirs": Reading(
+        files(ABC, "two.csv", {"two.csv": "path,label,class a.png,dog,0 b.png,cat,1 c.png,eel,2"}),
+        "a=dog b=cat c=eel | a=0 b=1 c=2", "have other labels", "cat dog eel|",
+    ),
+    "names, and numbers from 1, in a file of labels": Reading(
+        files("in/a.png in/b.png in/c.png", "in --labels two.csv",
+              {"two.csv": "path,class,target a.png,cat,1 b.png,dog,2 c.png,eel,3"}),
+        "a=cat b=dog c=eel | a='1' b='2' c='3'", "is not known", "cat dog eel|0 1 2 3",
+    ),
     "columns of 0 and 1": Reading(
         parquet(eel=[0, 1, 0], cat=[1, 0, 1], width=[7, 8, 9]), "a,c=cat b=eel | a b c",
         "--label-column eel,cat",
@@ -238,6 +247,14 @@ REFUSED: dict[str, Reading] = {
 """A * in place of labels stands for any."""
 
 BUILT: dict[str, Reading] = {
+    "names, and their numbers": Reading(
+        parquet(label=["dog", "cat", "eel"], target=[1, 0, 2]), "a=dog b=cat c=eel",
+        "not used: 'target'", "cat dog eel",
+    ),
+    "names whose categories have an order": Reading(
+        parquet(label=pa.DictionaryArray.from_arrays([0, 2, 1], list("lmh"), ordered=True)),
+        "a=l b=h c=m", "ordered: 'l', 'm', 'h'; classes are numbered by name", "h l m",
+    ),
     # folders
     "images beside a folder that cannot be read": Reading(
         files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a", NO_CLASS.format("'images'"),
