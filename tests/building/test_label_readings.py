@@ -103,6 +103,11 @@ REFUSED: dict[str, Reading] = {
               "'in/{**/images/*,**/masks/*}'"),
         "a | a=train b=val | a b", "look like splits|!is refused, too",
     ),
+    "numbers of splits as the labels of a file": Reading(
+        files("in/a.png in/b.png in/c.png", "in --labels l.csv",
+              {"l.csv": "image_id,partition a.png,0 b.png,1 c.png,2"}),
+        "a='0' b='1' c='2'", "are '0', '1', '2' in the column 'partition', which look like splits",
+    ),
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
