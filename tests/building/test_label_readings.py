@@ -256,6 +256,10 @@ BUILT: dict[str, Reading] = {
         parquet(label=["dog", "cat", "eel"], target=[1, 0, 2]), "a=dog b=cat c=eel",
         "not used: 'target'", "cat dog eel",
     ),
+    "numbers from 1, and the same numbers": Reading(
+        parquet(label=[1, 3, 2], target=[1, 3, 2], category=[1.0, 3.0, 2.0]), "a=1 b=3 c=2",
+        "not used: 'target', 'category'",
+    ),
     "names whose categories have an order": Reading(
         parquet(label=pa.DictionaryArray.from_arrays([0, 2, 1], list("lmh"), ordered=True)),
         "a=l b=h c=m", "ordered: 'l', 'm', 'h'; classes are numbered by name", "h l m",

@@ -22,7 +22,7 @@ from precache_workers.sources.base import (
     quoted,
 )
 from precache_workers.sources.label_readings import is_beside
-from precache_workers.sources.labels import bit_of, is_blank
+from precache_workers.sources.labels import bit_of, is_blank, number_of
 from precache_workers.sources.splits import (
     ALL_SPLITS,
     MOST_SPLITS,
@@ -162,9 +162,13 @@ def are_mixed(pairs: Collection[tuple[str, str]]) -> bool:
 def disagree(pairs: Collection[tuple[str, str]]) -> bool:
     """Return True for all labels of two columns that are mixed, or names and other numbers than
     these get by their order."""
-    numbers = [number for name, number in sorted(pairs) if name]
-    by_order = [*map(str, range(len(numbers)))]
-    return are_mixed(pairs) or (all(map(str.isdecimal, numbers)) and numbers != by_order)
+    named = sorted(pair for pair in pairs if pair[0])
+    are_names = any(number_of(name) is None for name, _ in named)
+    by_order = [str(number) for number in range(len(named))]
+    numbers = [number for _, number in named]
+    return are_mixed(pairs) or (
+        are_names and all(map(str.isdecimal, numbers)) and numbers != by_order
+    )
 
 
 def doubt_of_rivals(name: str, columns: Sequence[str], what: str, where: object) -> list[Doubt]:
