@@ -103,6 +103,11 @@ REFUSED: dict[str, Reading] = {
               "'in/{**/images/*,**/masks/*}'"),
         "a | a=train b=val | a b", "look like splits|!is refused, too",
     ),
+    "numbers of splits as the labels of a file": Reading(
+        files("in/a.png in/b.png in/c.png", "in --labels l.csv",
+              {"l.csv": "image_id,partition a.png,0 b.png,1 c.png,2"}),
+        "a='0' b='1' c='2'", "are '0', '1', '2' in the column 'partition', which look like splits",
+    ),
     "a list without names of columns, by the first row": Reading(
         files(IN_ABC, "l.csv --image-column in/a.png", {"l.csv": "in/a.png,cat in/b.png,dog"}),
         "", "has no names of columns, as its first line has 'in/a.png': write a line above it",
@@ -148,6 +153,15 @@ REFUSED: dict[str, Reading] = {
     ),
     "two columns of labels of a Parquet file": Reading(
         parquet(fine_label=[1, 0, 2], coarse_label=[0, 0, 1]), "a=1 b=0 c=2 | a,b=0 c=1",
+    ),
+    "names, and numbers in another order than theirs": Reading(
+        files(ABC, "two.csv", {"two.csv": "path,label,class a.png,dog,0 b.png,cat,1 c.png,eel,2"}),
+        "a=dog b=cat c=eel | a=0 b=1 c=2", "have other labels", "cat dog eel|",
+    ),
+    "names, and numbers from 1, in a file of labels": Reading(
+        files("in/a.png in/b.png in/c.png", "in --labels two.csv",
+              {"two.csv": "path,class,target a.png,cat,1 b.png,dog,2 c.png,eel,3"}),
+        "a=cat b=dog c=eel | a='1' b='2' c='3'", "is not known", "cat dog eel|0 1 2 3",
     ),
     "columns of 0 and 1": Reading(
         parquet(eel=[0, 1, 0], cat=[1, 0, 1], width=[7, 8, 9]), "a,c=cat b=eel | a b c",
@@ -238,6 +252,18 @@ REFUSED: dict[str, Reading] = {
 """A * in place of labels stands for any."""
 
 BUILT: dict[str, Reading] = {
+    "names, and their numbers": Reading(
+        parquet(label=["dog", "cat", "eel"], target=[1, 0, 2]), "a=dog b=cat c=eel",
+        "not used: 'target'", "cat dog eel",
+    ),
+    "numbers from 1, and the same numbers": Reading(
+        parquet(label=[1, 3, 2], target=[1, 3, 2], category=[1.0, 3.0, 2.0]), "a=1 b=3 c=2",
+        "not used: 'target', 'category'",
+    ),
+    "names whose categories have an order": Reading(
+        parquet(label=pa.DictionaryArray.from_arrays([0, 2, 1], list("lmh"), ordered=True)),
+        "a=l b=h c=m", "ordered: 'l', 'm', 'h'; classes are numbered by name", "h l m",
+    ),
     # folders
     "images beside a folder that cannot be read": Reading(
         files("in/images/a.png", "in", {"in/odd/1.jxl": "x"}), "a", NO_CLASS.format("'images'"),

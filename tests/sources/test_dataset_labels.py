@@ -350,6 +350,13 @@ def test_samples_without_a_label_among_others_are_counted(
     assert "1 of 6 samples have no label (-1), such as 4\n" in caplog.text
 
 
+def test_class_numbers_from_1_that_come_with_samples_are_said(
+    source: Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(source("(image(n), n + 1)"), tmp_path / "store")
+    assert "Class numbers are from 1 to 6, and no sample has 0" in caplog.text
+
+
 # --- targets ------------------------------------------------------------------------------------
 
 TEXTS = "['b', 'a', 'c', 'b', 'a', 'c']"

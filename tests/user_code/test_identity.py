@@ -510,6 +510,7 @@ READS = [
     *("safe_open(x)", "PATH.read_bytes()", "h5py.File(x)", "ffi.dlopen(x)", "parser.parse_args(x)"),
     *("xarray.open_dataset(x)", "cv2.dnn.readNetFromONNX(x)", "tifffile.TiffFile(x)"),
     *("cv2.FileStorage(x)", "configparser.ConfigParser(x)", "linecache.getline(x, 1)"),
+    *("glob.glob(x)", "os.listdir(x)", "x.rglob('*')", "sqlite3.connect(x)", "etree.parse(x)"),
 ]
 
 

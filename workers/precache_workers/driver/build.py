@@ -509,7 +509,7 @@ class Build(SampleProbe):
             self.progress.say(f"The version is committed, but {error}")
         if self.listed.fetches_labels:
             built = replace(self.listed, labels=open_own(target.folder).labels)
-            built.warn_of_missing_labels()
+            built.warn_of_fetched_labels()
         line = " ".join(filter(None, (f"Version {short(target.version)} is complete", line)))
         self.progress.finish(line + self._in_place_of(target))
         return self._result(

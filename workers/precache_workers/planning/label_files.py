@@ -23,7 +23,7 @@ from precache_workers.sources.base import (
 )
 from precache_workers.sources.columns import LABEL_COLUMNS
 from precache_workers.sources.label_evidence import decide
-from precache_workers.sources.labels import Column, bit_of, kind_of, number_of
+from precache_workers.sources.labels import Column, bit_of, kind_of, note_of_categories, number_of
 from precache_workers.sources.listings import ColumnEvidence, disagree
 from precache_workers.sources.sample_keys import SampleKeys
 from precache_workers.sources.splits import splits_of
@@ -119,6 +119,8 @@ def read_label_file(
         if not text.strip():
             raise SourceError(f"line {line} of {where} has no key; {_LINE}")
     values = read_labels(rows, labels, where, rules.none)
+    for note in note_of_categories(rows.typed, labels):
+        log.warning("%s", note)
     return LabelFile(rows.lines, ids, values, rows.typed is not None, labels)
 
 

@@ -234,8 +234,9 @@ def _decided(column: Column, file: LabelFile, *, chosen: bool, has_map: bool) ->
     texts, rules = {*texts_of_labels(column.values)} - {""}, column.rules
     given = chosen or rules.kind or rules.separator or texts <= {*column.known}
     name = ",".join(file.columns)
-    if not given and splits_of(name, texts) == "sure":
-        text = f"labels of {column.where} are {quoted(sorted(texts))}, which look like splits"
+    if not given and (kind := splits_of(name, texts)):  # "maybe" by the name of the column
+        of = "" if kind == "sure" else f" in the column {name!r}"
+        text = f"labels of {column.where} are {quoted(sorted(texts))}{of}, which look like splits"
         way = flag("--label-column", name), "if they are classes"
         raise choice_error([Doubt.of(text, way, ((), "another file of labels"))])
     decided = decide(replace(column, classes=file.classes))

@@ -170,6 +170,13 @@ class ListedSource:
             why,
         )
 
+    def warn_of_fetched_labels(self) -> None:
+        """Log what holds of labels that came with the samples."""
+        self.warn_of_missing_labels()
+        from_0 = "return one less to count from 0"
+        for line in _note_of_lowest(self.known_labels, self.spec.table.classes, from_0):
+            log.warning("%s", line)
+
     def unfollowed(self) -> list[str]:
         """Describe, for each function or factory, the code whose edits are not noticed."""
         lines = []
@@ -374,12 +381,9 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
     if not are_classes(labels):
         return ["Labels are numbers: float32, NaN for none"]
     places = [shown(request.source), *([request.labels] if request.labels else [])]
-    numbers = labels[labels >= 0]
-    lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
-    if lowest > 0 and all(map(str.isdecimal, table.classes[:1])) and request.classes is None:
-        from_0 = "--label-kind name --class-order number counts them from 0"
-        numbered = f"Class numbers are from {lowest} to {highest:,}, and no sample has 0"
-        return [f"{numbered}: a model needs {highest + 1:,} outputs; {from_0}"]
+    from_0 = "--label-kind name --class-order number counts them from 0"
+    if request.classes is None and (note := _note_of_lowest(labels, table.classes, from_0)):
+        return note
     later = any(_is_later_split(_named_split(place)) for place in places)
     by_name = table.classes and list(table.classes) == sorted(table.classes)
     compared = request.labels is None and _splits_beside(source)  # as by `_doubt_of_split`
@@ -388,6 +392,16 @@ def _label_notes(request: Request, source: Source, table: RowTable) -> list[str]
         others = "if the training data may have others, give their store or folder by --classes"
         return [f"{classes}; {others}"]
     return []
+
+
+def _note_of_lowest(labels: np.ndarray, classes: Sequence[str], from_0: str) -> list[str]:
+    """Return the line about class numbers without names that are all above 0."""
+    numbers = labels[labels >= 0]
+    lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+    if not lowest or not all(map(str.isdecimal, classes[:1])):
+        return []
+    numbered = f"Class numbers are from {lowest} to {highest:,}, and no sample has 0"
+    return [f"{numbered}: a model needs {highest + 1:,} outputs; {from_0}"]
 
 
 def _true_of(listing: Listing, request: Request, table: RowTable) -> list[str]:

@@ -10,6 +10,7 @@ import copy
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,7 @@ from precache_workers.sources.labels import (
     is_binary,
     is_list,
     kind_of,
+    note_of_categories,
     texts_of_labels,
     typed_column,
     values_of,
@@ -374,6 +376,7 @@ def row_labels(batch: Any, chosen: ChosenColumns, members: Members) -> Any:
     )
     if not chosen.labels:
         return pa.nulls(len(batch))
+    members.notes |= Counter(note_of_categories(batch, chosen.labels))
     if len(chosen.labels) == 1:
         return typed_column(batch.column(chosen.labels[0]), chosen.labels[0])
     columns = [

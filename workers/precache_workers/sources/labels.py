@@ -247,6 +247,24 @@ def typed_column(column: Any, name: str) -> Any:
     return values if codes is None else values.take(codes)
 
 
+def note_of_categories(batch: Any, labels: Sequence[str]) -> list[str]:
+    """Return the line about a column of labels whose type orders its names otherwise than as text.
+
+    Parameters
+    ----------
+    batch
+        Rows of a table with types; None for those of another.
+    """
+    column = batch.column(labels[0]) if batch is not None and len(labels) == 1 else None
+    if column is None or not pa.types.is_dictionary(column.type) or not column.type.ordered:
+        return []
+    names = values_of(column.dictionary)
+    if kind_of(column.type) != "names" or names == sorted(names):
+        return []
+    order = f"The categories of the column {labels[0]!r} are ordered: {quoted(names)}"
+    return [f"{order}; classes are numbered by name, or as the file of --classes lists them"]
+
+
 def texts_of_labels(column: Any) -> list[str]:
     """Return labels as text, to be compared; empty for none."""
     return ["" if label is None else str(label) for label in column.to_pylist()]

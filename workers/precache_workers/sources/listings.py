@@ -22,7 +22,7 @@ from precache_workers.sources.base import (
     quoted,
 )
 from precache_workers.sources.label_readings import is_beside
-from precache_workers.sources.labels import bit_of, is_blank
+from precache_workers.sources.labels import bit_of, is_blank, number_of
 from precache_workers.sources.splits import (
     ALL_SPLITS,
     MOST_SPLITS,
@@ -78,7 +78,7 @@ class ColumnEvidence:
         for name in [*self.splits]:
             self._add_splits(name, values(name))
         for name, pairs in self.rivals.items():
-            if not disagree(pairs):
+            if not are_mixed(pairs):
                 both = zip(labels(self.label), labels(name), strict=True)
                 pairs.update(pair for pair in both if pair[1])
 
@@ -152,11 +152,23 @@ class ColumnEvidence:
         return notes, doubts
 
 
-def disagree(pairs: Collection[tuple[str, str]]) -> bool:
+def are_mixed(pairs: Collection[tuple[str, str]]) -> bool:
     """Return True unless each label of one column is with one of the other; numbers, if equal."""
     with contextlib.suppress(ValueError):  # some are no numbers
         return True in [one != other and float(one) != float(other) for one, other in pairs]
     return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
+
+
+def disagree(pairs: Collection[tuple[str, str]]) -> bool:
+    """Return True for all labels of two columns that are mixed, or names and other numbers than
+    these get by their order."""
+    named = sorted(pair for pair in pairs if pair[0])
+    are_names = any(number_of(name) is None for name, _ in named)
+    by_order = [str(number) for number in range(len(named))]
+    numbers = [number for _, number in named]
+    return are_mixed(pairs) or (
+        are_names and all(map(str.isdecimal, numbers)) and numbers != by_order
+    )
 
 
 def doubt_of_rivals(name: str, columns: Sequence[str], what: str, where: object) -> list[Doubt]:

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +64,7 @@ from precache_workers.sources.containers import (
 from precache_workers.sources.dataset_items import described
 from precache_workers.sources.file_ranges import open_file
 from precache_workers.sources.folder import FolderSource
+from precache_workers.sources.labels import note_of_categories
 from precache_workers.sources.listings import ColumnEvidence, Members, doubt_of_rivals
 from precache_workers.sources.sample_parts import STARTS, joined
 from precache_workers.sources.splits import notes_of_folders
@@ -218,6 +219,7 @@ class ManifestSource(NamedFiles):
     def _rows(self, batch: Batch, chosen: ChosenColumns, name: str, members: Members) -> Rows:
         where = self.folder.path(name)
         labels = read_labels(batch, chosen.labels, where, self.spec.rules.none)
+        members.notes |= Counter(note_of_categories(batch.typed, chosen.labels))
         # Images of Hugging Face are dicts with a path.
         assert chosen.image is not None  # it has been found
         none = [None] * len(batch.lines)  # of columns that rows of JSON lack

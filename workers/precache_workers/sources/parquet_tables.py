@@ -150,9 +150,12 @@ class ParquetFormat(TableFormat):
             chosen.describe(members)
             members.forward = True
             one = chosen.labels[0] if len(chosen.labels) == 1 else None
-            several = one is not None and "several" in str(kind_of(schema.field(one).type))
+            kind = pa.null() if one is None else schema.field(one).type
+            several = "several" in str(kind_of(kind))
             at_once = LISTED_LISTS if several else LISTED_ROWS
-            texts = [name for name in (chosen.name, None if several else one) if name]
+            # Asked for as a dictionary, one would lose the order of its categories.
+            coded = several or pa.types.is_dictionary(kind)
+            texts = [name for name in (chosen.name, None if coded else one) if name]
             listed = [name for name in (chosen.name, *chosen.listed) if name is not None]
             units = _units(table, chosen)
             table = open_table(stream, table.metadata, texts)

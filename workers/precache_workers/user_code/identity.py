@@ -52,6 +52,7 @@ _READER = re.compile(
     r"|read_\w+|readNet\w*|\w*open(_\w+)?|\w*File(IO|Storage)?|CascadeClassifier"
     r"|(Raw)?ConfigParser|getOpenProfile|InferenceSession|truetype"
     r"|parse(_known)?_args"
+    r"|connect|i?glob|iterdir|listdir|parse|rglob|scandir|walk"
 )
 _WEIGHTS = {"pretrained", "weights"}
 _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
