@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,24 +92,6 @@ def test_damage_is_not_spread(change: str, own: BuiltStore, tmp_path: Path) -> N
         assert not any(SECRET in folder.read(each) for each in folder.sizes())
         path.unlink()
         path.write_bytes(right)
-
-
-def test_an_object_that_comes_damaged_once_is_read_again(
-    built: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, damaged = LocalFolder.read_many, list[str]()
-
-    def read_badly(folder: LocalFolder, names: Sequence[str], sizes: Sequence[int]) -> Any:
-        read_well = read(folder, names, sizes)
-        if "holes/c/0" in names and str(built.path) in str(folder) and not damaged:
-            damaged.append("holes/c/0")
-            return [data[:-1] if isinstance(data, bytes) else data for data in read_well]
-        return read_well
-
-    monkeypatch.setattr(LocalFolder, "read_many", read_badly)
-    precache.pull(built.path, tmp_path / "to")
-    assert damaged
-    assert precache.verify(tmp_path / "to").ok
 
 
 def stamps(root: Path) -> dict[str, tuple[int, int]]:
