@@ -22,7 +22,7 @@ from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import Leases
 from tests.conftest import BuiltStore
-from tests.support.building import append_commit, contents, write
+from tests.support.building import append_commit, contents, identities, write
 from tests.support.forging import edit_root
 from tests.support.mutations import object_names
 
@@ -95,8 +95,7 @@ def test_damage_is_not_spread(change: str, own: BuiltStore, tmp_path: Path) -> N
 
 
 def stamps(root: Path) -> dict[str, tuple[int, int]]:
-    found = {p.relative_to(root).as_posix(): p.stat() for p in root.rglob("*") if p.is_file()}
-    return {name: (each.st_ino, each.st_mtime_ns) for name, each in found.items()}
+    return identities({name: root / name for name in object_names(root)})
 
 
 def test_a_version_of_the_same_rows_with_another_root_is_another_generation(
