@@ -115,12 +115,7 @@ def test_whatever_is_asked_for_is_asked_for_again(faults: list[Fault], service: 
         assert service.failing(faults, action) == right
 
 
-def test_a_listing_through_a_bad_network_is_whole(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of many pages, each of which may fail, goes on where it failed."""
-    for kind in object_store.PAGE:
-        monkeypatch.setitem(object_store.PAGE, kind, 5)
+def test_a_listing_through_a_bad_network_is_whole(service: Service) -> None:
     names = [f"{n}/{m}.jpg" for n in range(6) for m in range(2)]
     for name in names:
         service.straight.put(name, [b"1"])
@@ -128,7 +123,6 @@ def test_a_listing_through_a_bad_network_is_whole(
     for listed in (lambda: (info.name for info in folder.walk()), folder.sizes):
         faults = [status(503), reset, status(500), truncated, status(429)]
         assert service.failing(faults, lambda listed=listed: sorted(listed())) == names  # type: ignore[misc]
-    assert all(info.etag or service.files for info in folder.walk())
 
 
 @pytest.mark.parametrize("code", [401, 403])

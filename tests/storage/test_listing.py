@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import FetchError, SourceError, StorageError
-from precache.storage import object_store
+from precache.storage import object_store, retries
 from precache.storage import remote as blobs
 from precache.storage.base import NO_NAME, FileInfo, is_name
 from precache.storage.fsspec_services import Fsspec
@@ -21,7 +21,7 @@ from precache.storage.remote import RemoteFolder
 from precache_workers.sources.kinds import open_source
 from tests.storage.conftest import SERVERS, put_raw
 from tests.support.listing_server import AzureListingServer, ListingServer
-from tests.support.servers import FaultProxy, S3Server, status
+from tests.support.servers import FaultProxy, S3Server, passes, reset, status, truncated
 
 pytest.importorskip("obstore", reason="s3:// needs obstore")
 
@@ -215,6 +215,23 @@ def test_a_listing_that_is_not_found_after_its_first_page_is_an_error(
     with pytest.raises(StorageError, match="cannot list"):
         list(open_folder("s3://bucket", server.options(proxy.port)).walk())
     proxy.stop()
+
+
+def test_a_listing_of_many_pages_goes_on_where_it_failed(
+    servers: dict[str, ListingServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = servers["azure"]
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    monkeypatch.setitem(object_store.PAGE, "azure", 5)
+    names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg"]
+    server.names, server.page = sorted(f"in/{name}" for name in names), 5
+    proxy = FaultProxy(server.port)
+    faults = proxy.faults["GET", "/bucket"] = [status(503), passes, reset, truncated]
+    found = list(open_folder("az://bucket/in", server.options(proxy.port)).walk())
+    proxy.stop()
+    assert faults == []
+    assert sorted(info.name for info in found) == sorted(names)
+    assert all(info.etag.startswith("0x") and info.mtime_ns > 10**18 for info in found)
 
 
 class Watched(Fsspec):

@@ -168,6 +168,7 @@ USES: list[Callable[[Path], object]] = [
     lambda store: precache.plan(store.parent / "in", store, RECIPE, timing=False, address="serial"),
     command("info", "{store}"),
     command("ls", "{store}"),
+    command("verify", "{store}"),
     command("use", "{store}@0"),
     build_again,
     lambda store: build_again(store, precache.Recipe.image(resize=8, codec="raw")),
