@@ -1,4 +1,5 @@
-"""Rows as JPEG files, or as Y and half-size Cb and Cr: pixels, layout, hostile bytes."""
+"""Rows as JPEG files, or as Y and half-size Cb and Cr: pixels, layout; hostile bytes of every codec
+of ragged rows."""
 
 import json
 import re
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import simplejpeg
@@ -15,6 +17,7 @@ import xxhash
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs import zstd
 from PIL import Image
 
 from precache.codecs import jpeg, kernels
@@ -24,7 +27,7 @@ from precache.codecs.raw420 import planes_nbytes, planes_of, rgb_of
 from precache.codecs.windows import Windows, resize_pieces, resize_window
 from precache.errors import DamageError, RecipeError, SampleError, UsageError
 from precache.recipe.ops import Decode
-from precache.recipe.recipe import Field, JpegCodec, Raw420Codec
+from precache.recipe.recipe import Field, ImageCodec, JpegCodec, Raw420Codec, RawCodec, ZstdCodec
 from precache.store.arrays import field_document
 from precache.store.layout import RowShape
 from precache.store.shard_writer import LossyWriter, jpeg_of
@@ -36,6 +39,7 @@ from tests.support.building import encoded
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CODECS = {"jpeg": JpegCodec(), "raw420": Raw420Codec()}
+EXACT = {"raw": RawCodec(), "zstd": ZstdCodec(level=3), "image": ImageCodec()}
 
 Shape = tuple[int, ...]
 
@@ -49,7 +53,7 @@ def chunk_of(codec: str, stored: bytes | np.ndarray) -> bytes:
 
 
 def read(codec: str, chunk: bytes | bytearray, shape: Shape) -> np.ndarray:
-    reader = decoder(CODECS[codec], "uint8", ragged=True)
+    reader = decoder({**CODECS, **EXACT}[codec], "uint8", ragged=True)
     return reader.decode_ragged(memoryview(chunk), shape, "uint8")
 
 
@@ -407,6 +411,10 @@ def test_rows_that_were_stored_are_read_and_encoded_as_they_were() -> None:
         pixels = read(codec, stored, row.shape)
         assert xxhash.xxh3_128_hexdigest(pixels.tobytes()) == digest
         assert again is None or chunk_of(codec, again) == stored
+    for name, exact in EXACT.items():
+        stored = (GOLDEN / f"ragged_{name}.stored.bin").read_bytes()
+        np.testing.assert_array_equal(read(name, stored, row.shape), row)
+        assert name != "raw" or ragged_encoder(exact)(row) == stored
 
 
 # --- hostile bytes ------------------------------------------------------------------------------
@@ -416,6 +424,17 @@ def damaged(chunk: bytes, step: int) -> list[bytes]:
     """A chunk with a byte changed, here and there."""
     places = range(0, len(chunk), step)
     return [chunk[:at] + bytes([chunk[at] ^ 32]) + chunk[at + 1 :] for at in places]
+
+
+def forged(codec: str, length: tuple[int, int], nbytes: int) -> bytes:
+    """A chunk of zeros behind a head of rows and bytes, whose checksum is right."""
+    payload = struct.pack("<II", *length) + bytes(nbytes)
+    if codec == "raw":
+        return payload + struct.pack("<I", google_crc32c.value(payload))
+    return bytes(zstd.compress(payload, 19, True))
+
+
+HEADS = ((0, 300), (2, 300), (200_000_000, 300), (1, 301), (1, 2**32 - 1), (1, 299))
 
 
 def test_what_is_of_another_shape_or_not_as_it_was_stored_is_damage_and_takes_no_memory() -> None:
@@ -436,7 +455,17 @@ def test_what_is_of_another_shape_or_not_as_it_was_stored_is_damage_and_takes_no
         *(("jpeg", chunk_of("jpeg", data), of, said) for data, of, said in files),
         *(("raw420", planes, other, None) for other in others),
         *(("raw420", data, shape, None) for data in damaged(planes, 37)),
-    ]
+        *((codec, forged(codec, (1, 3 << 30), 1 << 20), (3, 1 << 15, 1 << 15), "cannot be")
+          for codec in ("zstd", "image")),
+    ]  # fmt: skip
+    for codec, exact in EXACT.items():
+        chunk = ragged_encoder(exact)(row_of(1, *shape[1:]))
+        spoilt = [*damaged(chunk, 97), *(chunk[:end] for end in (0, 3, 8, 11, len(chunk) - 1))]
+        others = [(3, 29, 40), (3, 30, 41), (0, 0, 0), (3, 29, 410)]
+        said = "no single row of 300 bytes"
+        chunks += [(codec, forged(codec, head, 300), (3, 10, 10), said) for head in HEADS]
+        chunks += [(codec, data, shape, None) for data in spoilt]
+        chunks += [(codec, chunk, other, None) for other in others]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for codec, data, claimed, said in chunks:
         with pytest.raises(DamageError, match=said):

@@ -8,7 +8,7 @@ import precache
 from precache.errors import UsageError
 from precache.maintenance.location import require_apart
 from tests.conftest import BuiltStore
-from tests.support.building import write, write_jpegs
+from tests.support.building import contents, write, write_jpegs
 
 RECIPE = precache.Recipe.image(resize=24, crop=24)
 
@@ -32,7 +32,7 @@ def test_every_command_refuses_a_place_where_no_store_may_be(
 ) -> None:
     write(write_jpegs(tmp_path / "in", 4).with_name("home") / "notes.txt", b"x")
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    before = names(tmp_path)
+    before = contents(tmp_path)
     source, store = source.format(tmp_path), store.format(tmp_path)
     for command in (precache.build, precache.plan, precache.ensure):
         with pytest.raises(UsageError, match=why):
@@ -43,7 +43,7 @@ def test_every_command_refuses_a_place_where_no_store_may_be(
     if "other files" in why or store == WEB:
         with pytest.raises(UsageError, match=why):
             precache.pull(image_tiles.path, store)
-    assert names(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_store_keeps_other_files_that_come_later_and_what_an_empty_disk_has(
@@ -58,10 +58,6 @@ def test_a_store_keeps_other_files_that_come_later_and_what_an_empty_disk_has(
     precache.build(source, store, precache.Recipe.image(resize=30), address="serial")
     assert len(precache.versions(store).versions) == 2
     assert precache.verify(store).ok
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 @pytest.fixture

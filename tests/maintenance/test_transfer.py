@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from precache.store.build_status import COPY, DESCRIPTION
 from precache.store.commit_log import BUILD, ROOT, read_log
 from precache.store.lease import Leases
 from tests.conftest import BuiltStore
-from tests.support.building import append_commit, contents, write
+from tests.support.building import append_commit, contents, identities, write
 from tests.support.forging import edit_root
 from tests.support.mutations import object_names
 
@@ -94,27 +94,8 @@ def test_damage_is_not_spread(change: str, own: BuiltStore, tmp_path: Path) -> N
         path.write_bytes(right)
 
 
-def test_an_object_that_comes_damaged_once_is_read_again(
-    built: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, damaged = LocalFolder.read_many, list[str]()
-
-    def read_badly(folder: LocalFolder, names: Sequence[str], sizes: Sequence[int]) -> Any:
-        read_well = read(folder, names, sizes)
-        if "holes/c/0" in names and str(built.path) in str(folder) and not damaged:
-            damaged.append("holes/c/0")
-            return [data[:-1] if isinstance(data, bytes) else data for data in read_well]
-        return read_well
-
-    monkeypatch.setattr(LocalFolder, "read_many", read_badly)
-    precache.pull(built.path, tmp_path / "to")
-    assert damaged
-    assert precache.verify(tmp_path / "to").ok
-
-
 def stamps(root: Path) -> dict[str, tuple[int, int]]:
-    found = {p.relative_to(root).as_posix(): p.stat() for p in root.rglob("*") if p.is_file()}
-    return {name: (each.st_ino, each.st_mtime_ns) for name, each in found.items()}
+    return identities({name: root / name for name in object_names(root)})
 
 
 def test_a_version_of_the_same_rows_with_another_root_is_another_generation(

@@ -15,7 +15,7 @@ import pytest
 
 import precache
 from precache.storage import retries
-from precache.storage.base import Folder
+from precache.storage.base import Folder, required
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
 from tests.support.building import write_jpegs
@@ -125,9 +125,12 @@ def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def actions(folder: Folder, name: str) -> list[Callable[[], object]]:
-    """All that can be done to one name, but to read it with others."""
+    """All that can be done to one name."""
     return [
         lambda: folder.read(name),
+        lambda: required(*folder.read_many([name], [-1])),
+        lambda: required(*folder.read_many([name], [1])),
+        lambda: required(*folder.read_ranges([(name, 0, 1)])),
         lambda: folder.get(name),
         lambda: folder.read_first(name, 1),
         lambda: folder.size(name),

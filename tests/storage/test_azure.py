@@ -15,7 +15,6 @@ from precache.storage.open import open_folder
 from tests.storage.conftest import Service, actions, only, put_raw
 from tests.support.servers import Azurite, status
 
-pytest.importorskip("obstore", reason="az:// needs obstore")
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 

@@ -16,7 +16,7 @@ import pytest
 import precache
 from precache.errors import DamageError, PrecacheError, StorageError
 from precache.storage import object_store, retries
-from precache.storage.object_store import ObjectStore, ServiceError
+from precache.storage.object_store import ServiceError
 from precache.storage.open import open_folder
 from tests.storage.conftest import RECIPE, Service, only
 from tests.support.building import assert_same, contents, pixels
@@ -150,20 +150,6 @@ def test_what_is_forbidden_or_missing_is_requested_once(code: int, service: Serv
         assert service.proxy.requests("POST", "") == 1
 
 
-@only("s3")
-def test_a_server_that_stays_busy_is_an_error_in_the_end(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ObjectStore, "attempts", 3)
-    service.straight.put("a", [b"1"])
-    service.proxy.faults["GET", "/a"] = [status(503)] * 1000
-    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\S+/a"):
-        service.behind.read("a")
-    [said] = [r.message for r in caplog.records if r.name == "precache.storage.remote"]
-    assert "cannot read s3://bucket/" in said
-    assert "; trying again in " in said
-
-
 def test_the_server_decides_how_long_to_wait_and_no_seed_of_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,11 +195,13 @@ def test_what_other_credentials_would_help_is_not_asked_for_again() -> None:
 
 @only("s3", "http")
 def test_wrong_bytes_are_caught(service: Service, served: Path, tmp_path: Path) -> None:
-    """By checksum, in a pull as in an epoch."""
+    """By checksum, in a pull as in an epoch; of small objects and of shards."""
     name, shard = service.push(served / "store", "store"), "c/1/0/0/0"
     store, options = f"{service.faulty}/{name}", service.faulty_options
     service.proxy.faults["GET", shard] = [wrong_bytes]
+    small = service.proxy.faults["GET", "holes/c/0"] = [wrong_bytes]
     precache.pull(store, tmp_path / "pulled", storage_options=options)
+    assert small == service.proxy.faults["GET", shard] == []
     of_source = {name for name in contents(served / "store") if name.startswith("_listings/")}
     assert contents(tmp_path / "pulled").keys() == contents(served / "store").keys() - of_source
     assert contents(tmp_path / "pulled").items() <= contents(served / "store").items()

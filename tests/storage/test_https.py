@@ -122,9 +122,6 @@ def redirecting(to: str, *, follow_links: bool = False) -> Iterator[Folder]:
 def reads_of(folder: Folder) -> Iterator[Callable[[], object]]:
     """Every way to have a file of a folder, or to look at it."""
     yield from actions(folder, "a.jpg")
-    yield lambda: required(*folder.read_many(["a.jpg"], [-1]))
-    yield lambda: required(*folder.read_many(["a.jpg"], [1]))
-    yield lambda: required(*folder.read_ranges([("a.jpg", 0, 1)]))
     yield lambda: folder.names("a")
     yield lambda: folder.folder("b").read("c.jpg")
 

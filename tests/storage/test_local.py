@@ -211,8 +211,6 @@ def _actions(folder: LocalFolder, name: str) -> list[Callable[[], object]]:
     return [
         *actions(folder, name),
         lambda: os.close(folder.open(name)),
-        lambda: folder.read_many([name], [-1]),
-        lambda: folder.read_ranges([(name, 0, 1)]),
         lambda: list(folder.folder(name).walk()),
         lambda: folder.folder(name).kind(),
         lambda: folder.put("own", [b"own"], scratch=name),
@@ -231,7 +229,7 @@ PARTS = st.sampled_from(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(parts=st.lists(PARTS, min_size=1, max_size=4), number=st.integers(0, 22))
+@given(parts=st.lists(PARTS, min_size=1, max_size=4), number=st.integers(0, 23))
 @pytest.mark.usefixtures("outside")
 def test_nothing_outside_of_a_folder_is_read_or_changed_through_any_name(
     parts: list[str], number: int, folder: LocalFolder, outside: LocalFolder

@@ -74,12 +74,21 @@ def no_http(handler: Any, upstream: int, data: bytes) -> bool:
     ("fault", "reason"), [(status(503), "503 Service Unavailable"), (no_http, "error sending req")]
 )
 def test_messages_give_the_reason_and_no_signature(
-    fault: Fault, reason: str, s3: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+    fault: Fault,
+    reason: str,
+    s3: S3Server,
+    proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of a server that stays as it is for long."""
+    monkeypatch.setattr(object_store.ObjectStore, "attempts", 3)
     caplog.set_level("DEBUG", "precache")
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    proxy.faults["GET", "/07"] = [fault, status(403)]
+    proxy.faults["GET", "/07"] = [fault] * 1000
     [error] = folder.read_many(["07"], [100])
+    assert isinstance(error, StorageError)
+    assert str(error).startswith("cannot read s3://bucket/x/07: ")
     text = f"{error} {caplog.text}"
     assert reason in text
     assert "; trying again in" in text

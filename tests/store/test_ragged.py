@@ -1,20 +1,16 @@
-"""Ragged rows at the lowest level: bytes that stay, agreement with zarr-python, hostile chunks."""
+"""Ragged rows at the lowest level: agreement with zarr-python, and shapes that no row can have."""
 
 import json
-import resource
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numcodecs import zstd
 
 from precache.codecs.chunk import Decoder, decoder, ragged_encoder
 from precache.codecs.image import IMAGE_FILTER, undo_image
@@ -27,7 +23,6 @@ from precache.store.version import require_row_shapes
 from tests.conftest import photo
 from tests.support.stored import checks_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CODECS: dict[str, Codec] = {"raw": RawCodec(), "zstd": ZstdCodec(level=3), "image": ImageCodec()}
 every_codec = pytest.mark.parametrize("codec", CODECS)
 PER_SHARD = 8
@@ -110,55 +105,6 @@ def test_any_values_and_shapes_come_back(values: np.ndarray, image: np.ndarray) 
         data = memoryview(ragged_encoder(CODECS[codec])(row))
         read = decoder_of(codec).decode_ragged(data, row.shape, row.dtype.name)
         assert (read.shape, read.tobytes()) == (row.shape, row.tobytes())
-
-
-@every_codec
-def test_rows_that_were_stored_are_read(codec: str) -> None:
-    row = np.ascontiguousarray(photo(3, 29, 41).transpose(2, 0, 1))
-    stored = (GOLDEN / f"ragged_{codec}.stored.bin").read_bytes()
-    read = decoder_of(codec).decode_ragged(memoryview(stored), row.shape, "uint8")
-    np.testing.assert_array_equal(read, row)
-    if codec == "raw":
-        assert ragged_encoder(CODECS[codec])(row) == stored
-
-
-def forged(payload: bytes, codec: str) -> memoryview:
-    """Make a chunk whose checksum is right, whatever it holds."""
-    if codec == "raw":
-        return memoryview(payload + struct.pack("<I", google_crc32c.value(payload)))
-    return memoryview(bytes(zstd.compress(payload, 1, True)))
-
-
-@every_codec
-def test_forged_heads_other_shapes_and_damage_are_refused(codec: str) -> None:
-    for head in ((0, 300), (2, 300), (200_000_000, 300), (1, 301), (1, 2**32 - 1), (1, 299)):
-        chunk = forged(struct.pack("<II", *head) + bytes(300), codec)
-        with pytest.raises(DamageError, match="no single row of 300 bytes"):
-            decoder_of(codec).decode_ragged(chunk, (3, 10, 10), "uint8")
-    row = np.ascontiguousarray(photo(1, 30, 40).transpose(2, 0, 1))
-    data = ragged_encoder(CODECS[codec])(row)
-    decode = decoder_of(codec).decode_ragged
-    for shape in ((3, 30, 39), (3, 31, 40), (0, 0, 0), (3, 30, 400)):
-        with pytest.raises(DamageError):
-            decode(memoryview(data), shape, "uint8")
-    for place in range(0, len(data), 97):
-        damaged = bytearray(data)
-        damaged[place] ^= 16
-        with pytest.raises(DamageError):
-            decode(memoryview(damaged), row.shape, "uint8")
-    for cut in (0, 3, 8, 11, len(data) - 1):
-        with pytest.raises(DamageError):
-            decode(memoryview(data)[:cut], row.shape, "uint8")
-
-
-def test_a_small_frame_of_a_large_row_takes_no_memory_for_it() -> None:
-    payload = struct.pack("<II", 1, 3 << 30)
-    bomb = memoryview(bytes(zstd.compress(payload + bytes(1 << 20), 19, True)))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for codec in ("zstd", "image"):
-        with pytest.raises(DamageError, match="cannot be"):
-            decoder_of(codec).decode_ragged(bomb, (3, 1 << 15, 1 << 15), "uint8")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
 
 
 @pytest.mark.parametrize("shape", [(-1, 4, 4), (3, -2, -2), (3, 2**31 - 1, 2**31 - 1)])

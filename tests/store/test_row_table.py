@@ -154,12 +154,6 @@ def test_rows_are_found_by_their_keys(keys: list[str]) -> None:
     assert table.rows_of(wanted).tolist() == [rows.get(key, -1) for key in wanted]
 
 
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_table_are_refused(data: bytes) -> None:
-    with pytest.raises(StoreError, match=r"rows\.zip is no row table"):
-        thaw(data, "rows.zip")
-
-
 def _repacked(table: RowTable, **options: Any) -> bytes:
     """A frozen table with other files, by name (None for none), or attributes; or compressed."""
     files, own = options.get("files", {}), options.get("own", {})

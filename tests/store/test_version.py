@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import precache
+from precache.errors import StoreError
+from precache.store.arrays import parse_json
 from tests.conftest import BuiltStore
 
 
@@ -44,13 +46,6 @@ def test_a_version_tells_what_it_holds(image_store: BuiltStore) -> None:
     assert info == precache.info(f"{image_store.path}@{info.version[:5]}")
 
 
-def test_mean_and_deviation_are_those_of_the_valid_rows(store: BuiltStore) -> None:
-    version = store.open()
-    pixels = store.rows()[version.valid].astype(np.float64)
-    np.testing.assert_allclose(version.mean["image"], pixels.mean((0, 2, 3)), rtol=1e-6)
-    np.testing.assert_allclose(version.std["image"], pixels.std((0, 2, 3)), rtol=1e-5)
-
-
 def test_keys_are_a_sequence_of_strings(stores: dict[str, BuiltStore]) -> None:
     keys = stores["raw"].open().keys
     everything = list(keys)
@@ -77,3 +72,22 @@ def test_documents_of_small_arrays_are_for_other_software(own: BuiltStore) -> No
     assert len(list(precache.open(own.path).keys)) == 23
     with precache.Loader(own.path, batch_size=4, shuffle=False) as loader:
         assert sum(len(batch["row"]) for batch in loader) == 21
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"1" * 5000, b"[" * 100_000, b'{"a":' * 50_000]
+)
+def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreError, match="is not"):
+        parse_json(data, "group/zarr.json")
+
+
+def test_every_array_of_a_version_has_a_document(store: BuiltStore) -> None:
+    documents = sorted(store.version_folder.rglob("zarr.json"))
+    names = {path.parent.relative_to(store.version_folder).as_posix() for path in documents}
+    groups = {".", "shards", "_checks", "_sums", "rows"}
+    columns = {f"rows/{name}" for name in ("size", "mtime_ns", "etag", "removed", "content")}
+    small = {"label", "valid", "key", "holes", "_spare", *columns}
+    assert names == groups | small | {"image", "shards/image", "_checks/image", "_sums/image"}
+    kinds = [parse_json(path.read_bytes(), str(path))["node_type"] for path in documents]
+    assert kinds.count("array") == len(names - groups)
