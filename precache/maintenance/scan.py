@@ -124,11 +124,12 @@ def scan_folder(store: Folder, name: str, log: Log) -> StoredFolder | None:
     path, folder = store.local(name), store.folder(name)
     if path is not None and (path.is_symlink() or not path.is_dir()):
         return None
+    # Asked first: it is removed once the root is there.
+    is_begun = path is not None and os.path.lexists(path / BUILD)
     objects = tuple(list_objects(folder))
     names = {item.name for item in objects}
     build = read_build(folder) if DESCRIPTION in names else None
-    scratch = any(item.startswith(f"{BUILD}/") for item in names)
-    scratch = scratch or (path is not None and os.path.lexists(path / BUILD))
+    scratch = is_begun or any(item.startswith(f"{BUILD}/") for item in names)
     # Folders of others do not have only scratch files of ours.
     marked = name in log.versions or name in log.removed or (scratch and ROOT not in names)
     ours = (

@@ -180,7 +180,7 @@ def _place(store: Folder, version: Version) -> Folder:
         name for name in _generations(store, version.id) if _is_free(entries, store, name, version)
     ]
     # What others put into its place is none, though the log names it.
-    free = [name for name in free if scan_folder(store, name, entries)]
+    free = [name for name in free if scan_folder(store, name, entries) or _is_empty(store, name)]
     if free:
         return store.folder(max(free, key=lambda n: _root_of(store.folder(n), entries) is not None))
     own = id_of(version.id)
@@ -193,6 +193,12 @@ def _generations(store: Folder, version: str) -> list[str]:
     names = [name for name in store.names() if VERSION.fullmatch(name)]
     own = [name for name in names if id_of(name) == id_of(version) and not store.is_link(name)]
     return sorted(own, key=generation_of, reverse=True)
+
+
+def _is_empty(store: Folder, name: str) -> bool:
+    """Return True for a folder without anything in it, as of a copy that has just begun."""
+    path = store.local(name)
+    return (path is None or path.is_dir()) and not store.folder(name).names()
 
 
 def _root_of(target: Folder, entries: Log) -> str | None:
