@@ -36,8 +36,8 @@ from tests.support.building import (
     write_jpegs,
 )
 
-FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
-LARGE = precache.Recipe.image(resize=160, crop=150)
+FLAGS = ("--resize=160", "--interpolation=nearest", "--crop=150", "--shard-samples=2")
+LARGE = precache.Recipe.image(resize=160, interpolation="nearest", crop=150)
 
 
 # --- without Ray --------------------------------------------------------------------------------
