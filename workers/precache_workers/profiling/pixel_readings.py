@@ -377,7 +377,7 @@ def _levels(data: Any) -> str:
     if len(used) > 1 and used[-1] < FEW_VALUES:
         return f"0 to {used[-1]}"
     least = (1 - NEARLY_ALL) * counts.sum()
-    while counts.sum() > least:
+    while counts.sum() > least and len(levels) <= MOST_LEVELS:
         level = int(np.convolve(counts, np.ones(2 * NEAR + 1), "same").argmax())
         levels.append(
             int(counts[max(0, level - NEAR) :][: 2 * NEAR + 1].argmax()) + max(0, level - NEAR)
