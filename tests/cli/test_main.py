@@ -30,7 +30,7 @@ from tests.support.command_line import Run, on_a_terminal
 from tests.support.holding import Held
 from tests.support.loops import nothing
 
-SMALL = ("--resize", "24", "--crop", "20", "--address", "serial")
+SMALL = ("--resize=24", "--interpolation=nearest", "--crop=20", "--address=serial")
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from tests.support.building import (
     write_jpegs,
 )
 
-FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
-LARGE = precache.Recipe.image(resize=160, crop=150)
+FLAGS = ("--resize=160", "--interpolation=nearest", "--crop=150", "--shard-samples=2")
+LARGE = precache.Recipe.image(resize=160, interpolation="nearest", crop=150)
 
 
 # --- without Ray --------------------------------------------------------------------------------
@@ -65,15 +65,19 @@ def test_the_serial_executor_gives_results_in_order_and_errors_as_values() -> No
         next(run)
 
 
-def test_the_serial_executor_imports_no_ray_and_pyarrow_no_pandas(tmp_path: Path) -> None:
-    """The latter takes 0.2 s of CPU time, a tenth of a small build."""
+def test_the_serial_executor_imports_no_ray_a_function_no_torch_and_pyarrow_no_pandas(
+    tmp_path: Path,
+) -> None:
+    """Torch takes a second of CPU time or two, pandas 0.2 s, a tenth of a small build."""
     source = str(write_jpegs(tmp_path / "data/in", 3))
     for name in ("1_a.png", "2_b.png"):  # whose endings are compared
         Image.new("RGB", (30, 30)).save(tmp_path / "data/in" / name)
     code = (
         "import sys, precache\n"
-        f"precache.build({source!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
-        "print({'ray', 'pandas'} & {*sys.modules})"
+        "ops = [{'op': 'decode'}, {'op': 'function', 'function': 'numpy:flipud', 'version': '1'}]\n"
+        "recipe = precache.Recipe.from_dict({'fields': {'image': {'ops': ops}}})\n"
+        f"precache.build({source!r}, {str(tmp_path / 'out')!r}, recipe, address='serial')\n"
+        "print({'ray', 'torch', 'pandas'} & {*sys.modules})"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True

@@ -171,7 +171,7 @@ def test_a_process_in_the_background_that_cannot_begin_is_told_of(
     python = write(tmp_path / "python", b"#!/bin/sh\necho no room >&2\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    recipe = precache.Recipe.image(resize=150, crop=150)
+    recipe = precache.Recipe.image(resize=150, interpolation="nearest", crop=150)
     with pytest.raises(BuildError, match=r"in the background failed: no room \(its log: "):
         precache.ensure(source, tmp_path / "store", recipe, wait=100.0, progress=False)
 

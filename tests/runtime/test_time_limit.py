@@ -45,7 +45,7 @@ from tests.support.command_line import Run
 from tests.support.servers import web_server
 
 SLOW = precache.Recipe.from_dict(tomllib.loads(building.marked_recipe("hang")))
-PLAIN = precache.Recipe.image(resize=(48, 48))
+PLAIN = precache.Recipe.image(resize=(48, 48), interpolation="nearest")
 
 
 @pytest.fixture(autouse=True)

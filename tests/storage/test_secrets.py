@@ -206,7 +206,7 @@ import os, sys, precache
 source = f"http://user:{os.environ['PASSWORD']}@127.0.0.1:{sys.argv[1]}/in"
 for build in (1, 2):
     precache.build(
-        source, sys.argv[2], precache.Recipe.image(resize=16, crop=16), max_failures=9,
+        source, sys.argv[2], precache.Recipe.image(crop=16), max_failures=9,
         address=sys.argv[3], progress=True, shard_samples=2,
         report=[sys.argv[2] + ".html", sys.argv[2] + ".json"],
     )

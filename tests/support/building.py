@@ -368,6 +368,7 @@ HELD = """
     [[fields.image.ops]]
     op = "resize"
     size = [150, 150]
+    interpolation = "nearest"
 
     [[fields.image.ops]]
     op = "function"
@@ -419,6 +420,7 @@ def marked_recipe(function: str, **params: Any) -> str:
         [[fields.image.ops]]
         op = "resize"
         size = [48, 48]
+        interpolation = "nearest"
     """
 
 

@@ -28,7 +28,7 @@ class Held:
         """One whose builds hold from sample number `after` on."""
         params = {"folder": str(self.folder / "held"), "store": str(self.store), "after": after}
         hold = {"op": "function", "function": "tests.support.building:hold", "params": params}
-        resize = {"op": "resize", "size": [150, 150]}
+        resize = {"op": "resize", "size": [150, 150], "interpolation": "nearest"}
         ops = [{"op": "decode"}, resize, hold]
         return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
 

@@ -120,8 +120,8 @@ class FetchAllTask:
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     """Load the ops of every field, with all libraries that they need."""
-    fields, functions = job.recipe.fields, job.recipe.functions
-    if functions or any("torch" in op.libraries for f in fields.values() for op in f.ops):
+    fields = job.recipe.fields
+    if any("torch" in op.libraries for f in fields.values() for op in f.ops):
         import torch  # noqa: F401 - here, so that it does not count as the work of its first user
 
     for path in job.import_path:
