@@ -72,7 +72,7 @@ def builds(
 
 LONG = (
     "user_code/test_identity", "storage/test_faults", "storage/test_whole_road",
-    "runtime/test_time_limit",
+    "runtime/test_time_limit", "viewer/test_view",
 )  # fmt: skip
 """Files of a third of a minute that would come last, when other processes have nothing to do."""
 

@@ -256,7 +256,7 @@ LINES = [
     "verify {store}",
     "ls {store}",
     "diff {store} {store}",
-    "plan {source} {store} --resize 24 --random-resized-crop 16 --variants 2",
+    "plan {source} {store} --resize 24 --random-resized-crop 16 --variants 2 --address serial",
     "plan {source} {store} --crop 20 --no-timing",
     "build {source} {store} --crop 20 --address serial --dry-run",
     "refresh {store} --address serial",
