@@ -125,15 +125,6 @@ def without_nulls(texts: Any) -> Texts:
     return Texts(Texts(texts).plain.fill_null(Texts([""]).arrow[0]))
 
 
-def _as_large(values: Any) -> Any:
-    """Cast an Arrow array to `large_string`, if it is none: a cast of few values costs as much as
-    to search them."""
-    import pyarrow as pa
-
-    kind = pa.large_string()
-    return values if values.type == kind else values.cast(kind)
-
-
 class Texts(Sequence[str]):
     """A column of text: its Arrow array has the type `large_string`, or a dictionary of texts.
 
@@ -159,7 +150,7 @@ class Texts(Sequence[str]):
             self.arrow = values.arrow
         elif isinstance(values, pa.Array | pa.ChunkedArray):
             if not pa.types.is_dictionary(values.type):
-                values = _as_large(values)
+                values = values.cast(pa.large_string())
             if isinstance(values, pa.ChunkedArray):
                 values = values.combine_chunks() if len(values) else pa.nulls(0, values.type)
             self.arrow = values
@@ -188,7 +179,9 @@ class Texts(Sequence[str]):
     @property
     def plain(self) -> Any:
         """The Arrow array, without a dictionary."""
-        return _as_large(self.arrow)
+        import pyarrow as pa
+
+        return self.arrow.cast(pa.large_string())
 
     def __len__(self) -> int:
         return len(self.arrow)

@@ -68,7 +68,7 @@ def test_the_serial_executor_gives_results_in_order_and_errors_as_values() -> No
 def test_the_serial_executor_imports_no_ray_a_function_no_torch_and_pyarrow_no_pandas(
     tmp_path: Path,
 ) -> None:
-    """Torch takes 2 s of CPU time, pandas 0.2 s, a tenth of a small build."""
+    """Torch takes a second of CPU time or two, pandas 0.2 s, a tenth of a small build."""
     source = str(write_jpegs(tmp_path / "data/in", 3))
     for name in ("1_a.png", "2_b.png"):  # whose endings are compared
         Image.new("RGB", (30, 30)).save(tmp_path / "data/in" / name)

@@ -130,7 +130,11 @@ ABSENT: Sequence[Sequence[tuple[str, set[str]]]] = [
         (PLANNING, {"torch", "ray", "zarr", "PIL", "simplejpeg"}),
         ("precache_workers.shards.shard_task", {"torch"}),
     ],
-    [(LOADING, {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"})],
+    [
+        (LOADING, {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"}),
+        ("precache.building, precache.storage.remote, precache.reading.disk_cache", set()),
+        ("precache.loading.mixing, precache.metering.meter, precache.transforms", set()),
+    ],
 ]
 """What a process imports, one after another, and what it has not loaded then."""
 
@@ -146,8 +150,6 @@ def noting(register):
 atexit.register, os.register_at_fork = noting(atexit.register), noting(os.register_at_fork)
 """
 REGISTERED = """
-import precache.building, precache.loading.mixing, precache.metering.meter
-import precache.reading.disk_cache, precache.storage.remote, precache.transforms
 print(made, [c for c in gc.callbacks if "precache" in str(getattr(c, "__module__", c))])
 """
 
